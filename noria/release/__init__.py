@@ -1,0 +1,1 @@
+"""Which weights serve, and on what evidence: registry, gate, statistics, suites."""

@@ -1,0 +1,1 @@
+"""What "good" means: one file per reward template, and how rewards become advantages."""

@@ -1,0 +1,1 @@
+"""Drive the agent, record what it does, and assemble trajectories."""

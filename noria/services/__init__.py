@@ -1,0 +1,1 @@
+"""Long-running processes: proxy, policy server, judge. They talk to each other over HTTP only."""

@@ -1,0 +1,1 @@
+"""The policy server: several versions of the model behind one OpenAI-compatible endpoint."""

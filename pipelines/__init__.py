@@ -1,0 +1,1 @@
+"""What runs when: definitions, partitions, jobs, sensors, schedules."""

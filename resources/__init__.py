@@ -1,0 +1,1 @@
+"""The doors: Dagster resources that configure and open what lies below."""
