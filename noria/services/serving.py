@@ -114,10 +114,8 @@ def _bind(name: str, host: str, port: int) -> socket.socket:
 
 def _cannot_listen(name: str, host: str, port: int, error: OSError) -> ConfigError:
     section = name.replace(" ", "_").removesuffix("_server")
-    if error.errno == errno.EADDRINUSE:
-        why = "another process has this port"
-    else:
-        why = error.strerror or str(error)
+    in_use = error.errno == errno.EADDRINUSE
+    why = "another process has this port" if in_use else error.strerror or str(error)
     return ConfigError(
         f"cannot listen on {host}:{port}: {why}; stop that process or set another host or port ([{section}])"
     )
