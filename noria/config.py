@@ -19,7 +19,7 @@ from noria.contracts.errors import ConfigError, InvalidRecord
 from noria.contracts.round import Target
 
 ENV_PREFIX = "NORIA_"
-_NOT_CONFIG = {"NORIA_CONFIG", "NORIA_TRAINER_KEY", "NORIA_BROWSER"}
+_NOT_CONFIG = {"NORIA_CONFIG", "NORIA_TRAINER_KEY", "NORIA_SERVICES_OF"}
 
 
 class Section(BaseModel):
@@ -106,6 +106,18 @@ class JudgeConfig(Section):
     @property
     def url(self) -> str:
         """Where the judge listens."""
+        return f"http://{self.host}:{self.port}"
+
+
+class UiConfig(Section):
+    """The Dagster UI."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(3000, ge=1, le=65535)
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser."""
         return f"http://{self.host}:{self.port}"
 
 
@@ -246,6 +258,7 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     policy: PolicyConfig = PolicyConfig()
     judge: JudgeConfig = JudgeConfig()
+    ui: UiConfig = UiConfig()
     agent: AgentConfig = AgentConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
@@ -309,6 +322,11 @@ class Config(Section):
     def warehouse_dir(self) -> Path:
         """The Delta tables."""
         return self.home_dir / "warehouse"
+
+    @property
+    def dagster_home(self) -> Path:
+        """Dagster's own folder: runs, schedules, event log."""
+        return self.home_dir / "dagster"
 
     @property
     def spool_dir(self) -> Path:

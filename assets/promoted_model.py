@@ -1,0 +1,92 @@
+"""Station 8: the release, by the evidence of the report alone."""
+
+import dagster as dg
+
+from assets.checkpoint import checkpoint_dir, health_result
+from assets.eval_report import load_report, report_path, report_result
+from assets.partitions import round_of, rounds
+from assets.pictures import table
+from noria.contracts.errors import IntegrityError
+from noria.contracts.report import EvalReport, Verdict
+from noria.contracts.round import Round
+from noria.release.chain import CHECKPOINT
+from noria.release.registry import Registry
+from noria.stores.artifacts import Artifacts
+from resources.policy import Policy
+from resources.registry import Releases
+from resources.stores import Stores
+from training.spec import MODEL_DIR
+
+
+def release_by_report(artifacts: Artifacts, registry: Registry, round_: Round) -> EvalReport:
+    """Promote the round's checkpoint if its report says so; read again here, because checks block only their own run.
+
+    Idempotent. Raises `IntegrityError` when report or weights do not match what was recorded about them, and
+    `ReleaseConflict` when another version went live since the report was made.
+    """
+    report = load_report(artifacts, round_)
+    report_sha256 = artifacts.sha256(report_path(artifacts, round_))
+    done = any(
+        event.version == report.candidate and event.report_sha256 == report_sha256
+        for event in registry.events(report.target)
+    )
+    if report.verdict is not Verdict.PASS or done:
+        return report
+    for result in (
+        report_result(artifacts, report),
+        health_result(artifacts, checkpoint_dir(artifacts, round_)),
+    ):
+        if not result.passed:
+            raise IntegrityError(f"{round_.key} is not released: {result.description}")
+    registry.promote(
+        report.target,
+        report.candidate,
+        f"{artifacts.round_dir(round_.key)}/{CHECKPOINT}/{MODEL_DIR}",
+        by="promoted_model",
+        why=report.reason,
+        report_sha256=report_sha256,
+        expected_parent=report.baseline,
+    )
+    return report
+
+
+@dg.asset(
+    deps=["eval_report"],
+    partitions_def=rounds,
+    group_name="release",
+    kinds={"huggingface"},
+    description=(
+        "**What your users get.** A round that passed its gate goes live: the proxy follows within a second, without a "
+        "restart. A round that did not changes nothing here; training goes on from its checkpoint."
+    ),
+)
+def promoted_model(
+    context: dg.AssetExecutionContext, stores: Stores, releases: Releases, policy: Policy
+) -> dg.MaterializeResult:
+    """Read the report again and act on it: release the checkpoint, or leave what is live."""
+    round_ = round_of(context)
+    target = str(round_.target)
+    registry = releases.registry
+    before = registry.current(target)
+    if load_report(stores.artifacts, round_).verdict is Verdict.PASS:
+        policy.preload(round_.key)
+    report = release_by_report(stores.artifacts, registry, round_)
+    live = registry.current(target)
+    return dg.MaterializeResult(
+        metadata={
+            "verdict": report.verdict.value,
+            "reason": report.reason,
+            "live": live.version if live else "nothing",
+            "live_before": before.version if before else "nothing",
+            "promoted": 1 if report.verdict is Verdict.PASS else 0,
+            "accuracy": report.candidate_score.mean,
+            "report_sha256": stores.artifacts.sha256(report_path(stores.artifacts, round_)),
+            "history": table(
+                [
+                    {"at": event.at.isoformat(), "version": event.version, "to": event.to_state.value, "why": event.why}
+                    for event in reversed(registry.events(target))
+                ],
+                limit=10,
+            ),
+        }
+    )

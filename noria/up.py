@@ -1,0 +1,97 @@
+"""Everything on one machine: `noria up`."""
+
+import os
+import subprocess
+import sys
+
+from noria.config import Config
+from noria.contracts.errors import ConfigError
+from noria.preflight import check
+from noria.processes import Services, environment, only_one, prepare_home, require_free_ports
+from noria.stores.artifacts import Artifacts
+from noria.stores.online import OnlineStore
+
+PROCESSES = ("policy", "proxy", "judge", "agent", "dagster", "traffic")
+EXIT_STATION = 1
+
+
+def up(config: Config) -> int:
+    """Prepare the home, cold-start the model if there is none, and run every process until one ends or Ctrl-C.
+
+    Returns the exit code. Raises `ConfigError` for what the user must mend first.
+    """
+    check(config)
+    with only_one(config):
+        require_free_ports(config, PROCESSES)
+        prepare_home(config)
+        upgrade_store(config)
+        cold_start(config)
+        mend_runs(config)
+        _say("Starting the services (the UI takes about half a minute) …")
+        with Services(config, PROCESSES, started=lambda name: _say(f"  {name} answers")) as services:
+            _say(greeting(config))
+            try:
+                code = services.wait()
+            except KeyboardInterrupt:
+                _say("Stopping …")
+                return 0
+            _say(f"A process has ended, and so the others were stopped. The last lines of {services.log}:")
+            _say(services.last_lines())
+            return code or EXIT_STATION
+
+
+def upgrade_store(config: Config) -> None:
+    """Bring the online store to the current schema."""
+    online = OnlineStore(config.store_url)
+    try:
+        online.upgrade()
+    finally:
+        online.close()
+
+
+def cold_start(config: Config) -> None:
+    """Make the base weights through their Dagster asset, unless they are there."""
+    if Artifacts(config.artifacts_dir).completed("base") is not None:
+        return
+    _say("Making the first weights (about a minute on two cores) …")
+    _run_dagster(config, "asset", "materialize", "-m", "pipelines.learning", "--select", "cold_start")
+
+
+def mend_runs(config: Config) -> None:
+    """Close the Dagster runs that a killed machine left open, so that the sensors take their rounds up again."""
+    subprocess.run([sys.executable, "-m", "pipelines.mend"], cwd=config.root, env=environment(config), check=True)
+
+
+def greeting(config: Config) -> str:
+    """The five lines: what to open, and what happens next."""
+    first = next(iter(config.enabled_targets), None)
+    if first is None:
+        raise ConfigError('no target is enabled; set enabled = true under [targets."app.node"] in noria.toml')
+    return (
+        f"Noria is up. Open the wheel:  {config.ui.url}/asset-groups\n"
+        f"Traffic flows now: {config.traffic.rate:g} users' requests a second go through the proxy ({config.proxy.url}).\n"
+        f"When {config.sensors.min_new_trajectories} new trajectories have landed, round {first}.r00001 turns by itself: "
+        "rollouts, rewards, training, gate.\n"
+        "A round that passes its gate goes live within a second; one that does not costs nothing.\n"
+        "Watch: `noria status` here, the sensors and rounds in the UI. Stop with Ctrl-C; `make run` goes on from there."
+    )
+
+
+def _run_dagster(config: Config, *arguments: str) -> None:
+    log = config.home_dir / "logs" / "cold_start.log"
+    with log.open("wb") as file:
+        process = subprocess.run(
+            [sys.executable, "-m", "dagster", *arguments],
+            cwd=config.root,
+            env=environment(config),
+            stdout=file,
+            check=False,
+        )
+    if process.returncode != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise ConfigError(f"the cold start failed (whole output: {log}):\n{tail}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + os.linesep)
+    sys.stdout.flush()
