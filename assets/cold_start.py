@@ -21,7 +21,7 @@ BASE = "base"
 
 
 def spec_of(config: Config, artifacts: Artifacts) -> ColdStartSpec:
-    """What the cold start is told; its examples are written beside the weights, so that it can be read what they are."""
+    """What the cold start is told; its examples are written beside the weights, where they can be read."""
     directory = artifacts.local(BASE)
     model = config.model
     examples: Path | None = None
@@ -54,8 +54,8 @@ def spec_of(config: Config, artifacts: Artifacts) -> ColdStartSpec:
     group_name="training",
     kinds={"pytorch", "huggingface"},
     description=(
-        "**Where every target begins.** The base weights, fine-tuned on the logs that you have, however imperfect. Made "
-        "once and kept; each enabled target that serves nothing yet is released with them."
+        "**Where every target begins.** The base weights, fine-tuned on the logs that you have, however imperfect. "
+        "Made once and kept; each enabled target that serves nothing yet is released with them."
     ),
 )
 def cold_start(

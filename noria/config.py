@@ -334,7 +334,7 @@ class Config(Section):
         return self.home_dir / "spool"
 
     def trainer_key(self) -> str:
-        """The key that signs rollout directives: `NORIA_TRAINER_KEY`, else a file made once in the home folder (0600)."""
+        """The key that signs rollout directives: `NORIA_TRAINER_KEY`, else a file made once in the home (mode 0600)."""
         from_env = os.environ.get("NORIA_TRAINER_KEY")
         if from_env:
             return from_env
@@ -397,7 +397,9 @@ def _existing(table: Mapping[str, Any], key: str) -> str:
 
 
 def _explain(error: ValidationError, file: str) -> str:
-    first = error.errors()[0]
+    errors = error.errors()
+    # A misspelt key leaves the right one missing: the misspelling is the news.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] != "extra_forbidden":
         message = first["msg"].removeprefix("Value error, ")

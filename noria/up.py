@@ -67,11 +67,12 @@ def greeting(config: Config) -> str:
     first = next(iter(config.enabled_targets), None)
     if first is None:
         raise ConfigError('no target is enabled; set enabled = true under [targets."app.node"] in noria.toml')
+    wanted = config.sensors.min_new_trajectories
     return (
         f"Noria is up. Open the wheel:  {config.ui.url}/asset-groups\n"
-        f"Traffic flows now: {config.traffic.rate:g} users' requests a second go through the proxy ({config.proxy.url}).\n"
-        f"When {config.sensors.min_new_trajectories} new trajectories have landed, round {first}.r00001 turns by itself: "
-        "rollouts, rewards, training, gate.\n"
+        f"Traffic flows: {config.traffic.rate:g} users' requests a second go through the proxy at {config.proxy.url}.\n"
+        f"When {wanted} new trajectories of {first} have landed, a round turns by itself: rollouts, rewards, training, "
+        "gate.\n"
         "A round that passes its gate goes live within a second; one that does not costs nothing.\n"
         "Watch: `noria status` here, the sensors and rounds in the UI. Stop with Ctrl-C; `make run` goes on from there."
     )

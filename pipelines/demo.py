@@ -227,7 +227,10 @@ def progress_line(row: Row) -> str:
 
 def render(result: dict[str, object], rows: list[dict[str, object]]) -> str:
     """The table of rounds for the terminal."""
-    head = f"{'round':24} {'reward':>6}  {'held-out accuracy':>22}  {'verdict':12} {'live':24} {'s':>4}  seconds per station"
+    head = (
+        f"{'round':24} {'reward':>6}  {'held-out accuracy':>22}  {'verdict':12} {'live':24} {'s':>4}  "
+        "seconds per station"
+    )
     lines = [head, "-" * len(head)]
     for row in rows:
         stations = row["stations"]
