@@ -39,6 +39,7 @@ def run(
     connection is taken and running requests have `drain_seconds` to end.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # its plugins announce themselves one by one
     try:
         config = load()
         asyncio.run(_serve(name, config, build, address(config), cancel_on_disconnect, drain_seconds))

@@ -1,0 +1,170 @@
+"""Whose call it is: tenant, app, node and trace, from headers, W3C baggage, the URL prefix, or the configuration.
+
+An agent in any framework can say it with what it has: `x-noria-…` headers, `baggage` entries `noria.…`
+(https://www.w3.org/TR/baggage/), or a base URL `/apps/{app}/nodes/{node}/v1`. A header counts before baggage, baggage
+before the prefix, the prefix before noria.toml. The trace is that of `traceparent`
+(https://www.w3.org/TR/trace-context/); a call without one begins a trace of its own.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import unquote
+
+from noria.config import ProxyConfig
+from noria.contracts.call import END2END
+from noria.contracts.errors import InvalidRecord
+from noria.contracts.rollout import META_BAGGAGE, META_HEADER, Directive
+
+DEFAULT_NODE = "default"
+"""The node of a caller that names none."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_TENANT = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+_GRANTED = frozenset({"true", "1", "yes"})
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Where one call belongs.
+
+    `meta` is the rollout directive it carries, unread; `client_traceparent` is what the client sent where that does not
+    name the trace.
+    """
+
+    tenant: str
+    app: str
+    node: str
+    trace_id: str
+    agent_version: str | None = None
+    subject: str | None = None
+    consent: bool = True
+    meta: str | None = None
+    client_traceparent: str | None = None
+
+    @property
+    def target(self) -> str:
+        """`"{app}.{node}"`, as the release table names it."""
+        return f"{self.app}.{self.node}"
+
+    def in_rollout(self, directive: Directive, traceparent: str | None) -> "Identity":
+        """The same caller, in the trace of a rollout; the client's own trace only correlates."""
+        own = None if traceparent is None else _clean(traceparent)
+        return replace(self, trace_id=directive.trace_id, client_traceparent=own)
+
+
+def identify(headers: Mapping[str, str], prefix: Mapping[str, str], proxy: ProxyConfig) -> Identity:
+    """Read the identity of a call. `prefix` holds `tenant`, `app` and `node` as far as the URL names them.
+
+    Raises `InvalidRecord` for a name that cannot be one, so that a misspelt label is found on the first call.
+    """
+    baggage = parse_baggage(headers["baggage"]) if "baggage" in headers else {}
+
+    def said(header: str, key: str) -> str | None:
+        value = headers.get(header)
+        return value if value is not None else baggage.get(key)
+
+    tenant = said("x-noria-tenant", "noria.tenant") or prefix.get("tenant") or proxy.tenant
+    app = said("x-noria-app", "noria.app") or prefix.get("app") or proxy.app
+    node = said("x-noria-node", "noria.node") or prefix.get("node") or DEFAULT_NODE
+    _check("tenant", tenant, _TENANT, "x-noria-tenant")
+    _check("app", app, _NAME, "x-noria-app")
+    _check("node", node, _NAME, "x-noria-node")
+    trace_id, unread = _trace(headers.get("traceparent"))
+    version = said("x-noria-agent-version", "noria.agent_version")
+    subject = said("x-noria-subject", "noria.subject")
+    consent = said("x-noria-consent", "noria.consent")
+    return Identity(
+        tenant=tenant,
+        app=app,
+        node=node,
+        trace_id=trace_id,
+        agent_version=None if version is None else _clean(version),
+        subject=None if subject is None else hash_subject(tenant, subject),
+        consent=consent is None or consent.strip().lower() in _GRANTED,
+        meta=said(META_HEADER, META_BAGGAGE),
+        client_traceparent=unread,
+    )
+
+
+def anonymous(proxy: ProxyConfig) -> Identity:
+    """Whose call it is when what the caller says cannot be read: a trace of its own, the defaults of noria.toml."""
+    return Identity(proxy.tenant, proxy.app, DEFAULT_NODE, os.urandom(16).hex())
+
+
+def check_model_node(identity: Identity) -> None:
+    """Raise `InvalidRecord` for a model call under the node that stands for the whole task."""
+    if identity.node == END2END:
+        raise InvalidRecord(f"node {END2END!r} holds whole tasks, not model calls; post those to /v1/episodes")
+
+
+def parse_baggage(header: str) -> dict[str, str]:
+    """The entries of a W3C `baggage` header, values percent-decoded, properties left out."""
+    entries: dict[str, str] = {}
+    for member in header.split(","):
+        key, equals, value = member.partition(";")[0].partition("=")
+        if equals:
+            entries[key.strip()] = unquote(value.strip())
+    return entries
+
+
+def foreign_baggage(header: str) -> str:
+    """The `baggage` header without Noria's own entries, which are no business of an upstream."""
+    return ",".join(member for member in header.split(",") if not member.strip().startswith("noria."))
+
+
+def hash_subject(tenant: str, subject: str) -> str:
+    """The end user as the store knows them: 32 hex digits of SHA-256, different in each tenant."""
+    return hashlib.sha256(f"{tenant}\0{subject}".encode(errors="replace")).hexdigest()[:32]
+
+
+def is_trace_id(text: str) -> bool:
+    """Whether `text` is a W3C trace id: 32 lower-case hex digits, not all zero."""
+    return bool(_TRACE_ID.fullmatch(text)) and text.strip("0") != ""
+
+
+def sampled(trace_id: str, rate: float) -> bool:
+    """Whether a trace is recorded, by a hash of its id: a trace is kept whole or not at all, in every process alike."""
+    if rate >= 1.0:
+        return True
+    digest = hashlib.blake2b(trace_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < rate * 2**64
+
+
+def attributes_of(identity: Identity) -> dict[str, Any]:
+    """What of the identity has no field of its own in a `Call`."""
+    return {} if identity.client_traceparent is None else {"client_traceparent": identity.client_traceparent}
+
+
+def _trace(traceparent: str | None) -> tuple[str, str | None]:
+    """The trace id, and the header as it came if it names none."""
+    if traceparent is None:
+        return os.urandom(16).hex(), None
+    match = _TRACEPARENT.fullmatch(traceparent.strip())
+    if (
+        match
+        and is_trace_id(match[2])
+        and match[3].strip("0")
+        and match[1] != "ff"
+        and (match[1] != "00" or not match[4])
+    ):
+        return match[2], None
+    return os.urandom(16).hex(), _clean(traceparent)
+
+
+def _check(what: str, value: str, rule: re.Pattern[str], header: str) -> None:
+    if not rule.fullmatch(value):
+        letters = "letters, digits, '_' and '-'" if rule is _NAME else "letters, digits, '.', '_' and '-'"
+        raise InvalidRecord(
+            f"{what} {_clean(value)!r} may have 1 to 128 {letters}; mend {header}, baggage or the base URL"
+        )
+
+
+def _clean(text: str) -> str:
+    """Header text that every store can take: bytes that are not UTF-8, and NUL, become `?`."""
+    return text.encode(errors="replace").decode().replace("\0", "?")
