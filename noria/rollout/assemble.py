@@ -158,12 +158,12 @@ def _first_error(calls: Sequence[Call], target_node: str, policy_version: str) -
         )
     for call in own:
         if call.tokens is not None and not _is_finite(call.tokens):
-            return f"call {call.uid} of node {target_node!r} has a logprob that is not finite"
+            return f"a call of node {target_node!r} has a logprob that is not finite"
         if call.tokens is None or not call.tokens.completion_token_ids:
-            return f"call {call.uid} of node {target_node!r} has no token ids; the policy upstream needs token_ids=true"
+            return f"a call of node {target_node!r} has no token ids; the policy upstream needs token_ids=true"
         if not same_weights(call.policy_version, policy_version):
             return (
-                f"call {call.uid} of node {target_node!r} was answered by version {call.policy_version!r}, "
+                f"a call of node {target_node!r} was answered by version {call.policy_version!r}, "
                 f"not by {policy_version!r} as the rollout asked"
             )
     return None
@@ -172,7 +172,7 @@ def _first_error(calls: Sequence[Call], target_node: str, policy_version: str) -
 def _not_ok(call: Call) -> str:
     kind = f" ({call.error_type})" if call.error_type else ""
     body = f": {shorten(call.output)}" if call.output else ""
-    return f"call {call.uid} of node {call.process_node!r} ended with status {call.status}{kind}{body}"
+    return f"a call of node {call.process_node!r} ended with status {call.status}{kind}{body}"
 
 
 def shorten(text: str, limit: int = 200) -> str:

@@ -7,7 +7,7 @@ calls, and what it did is read from the proxy's records of the rollout's trace.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from noria.rollout.directive import sign
 from noria.rollout.faults import Fault, FaultCounter
 from noria.rollout.plan import RolloutPlan, rollout_seed
 
-__all__ = ["RolloutPlan", "remaining", "rollout_seed", "run_rollouts"]
+__all__ = ["RolloutPlan", "rollout_seed", "run_rollouts"]
 
 _CONNECT_ATTEMPTS = 4
 _CONNECT_SECONDS = 5.0
@@ -101,12 +101,6 @@ async def run_rollouts(
             for task in workers:
                 task.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-
-
-def remaining(plans: Iterable[RolloutPlan], trajectories: Iterable[Trajectory]) -> list[RolloutPlan]:
-    """The plans that no trajectory has fulfilled without error: what is left to do when a round is taken up again."""
-    done = {(t.round, t.sample_id, t.group, t.member) for t in trajectories if t.error is None}
-    return [plan for plan in plans if (plan.round, plan.sample_id, plan.group, plan.member) not in done]
 
 
 class _Run:
@@ -203,6 +197,7 @@ class _Run:
     async def _records(self, proxy: aiohttp.ClientSession, trace_id: str) -> list[Call]:
         """The proxy's records of one trace. Raises `StationFailed` with what the proxy said."""
         url = f"{self.proxy_url}/v1/traces/{trace_id}"
+        step = f"GET {self.proxy_url}/v1/traces/…"  # without the id: one cause gives one text, which can be counted
         headers = {"Authorization": f"Bearer {self.trainer_key}"}
         timeout = aiohttp.ClientTimeout(total=_TRACE_SECONDS, connect=_CONNECT_SECONDS)
         try:
@@ -213,16 +208,16 @@ class _Run:
                         if status >= 500:
                             response.raise_for_status()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise StationFailed(f"GET {url}: the proxy did not answer: {error or type(error).__name__}") from error
+            raise StationFailed(f"{step}: the proxy did not answer: {error or type(error).__name__}") from error
         if status != 200:
-            raise StationFailed(f"GET {url}: status {status}, not 200: {shorten(text)}")
+            raise StationFailed(f"{step}: status {status}, not 200: {shorten(text)}")
         calls = parse_object(text).get("calls")
         try:
             if not isinstance(calls, list):
                 raise InvalidRecord('no list under "calls"')
             return [call_from_json(call) for call in calls]
         except (NoriaError, ValueError, TypeError, LookupError) as error:
-            raise StationFailed(f"GET {url}: the proxy's records cannot be read: {error}: {shorten(text)!r}") from error
+            raise StationFailed(f"{step}: the proxy's records cannot be read: {error}: {shorten(text)!r}") from error
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -16,12 +16,29 @@ _MEAN_TOLERANCE = 1e-3
 """Of a group's mean advantage, relative to its largest; advantages are stored as float32."""
 
 
+class DropReason(StrEnum):
+    """Why a trajectory is left out of a batch; the trajectory itself holds the particulars."""
+
+    ERROR = "error"
+    """The rollout failed."""
+    DIVERGED = "diverged"
+    """It made calls that the origin trace has no recording for, so that more than the policy differs."""
+    NOTHING_SAMPLED = "nothing sampled"
+    """No token of it comes from the policy under training."""
+    TRUNCATED = "truncated"
+    """An answer ended by length, and such are not wanted."""
+    REPEATED = "repeated"
+    """The same member of the same group is there already."""
+    SMALL_GROUP = "group too small"
+    """Too few of its group are left to compare with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which trajectories make the batch, and why each other one was left out, both in the order given."""
 
     kept: tuple[Trajectory, ...]
-    dropped: tuple[tuple[Trajectory, str], ...]
+    dropped: tuple[tuple[Trajectory, DropReason], ...]
 
 
 def select_for_batch(
@@ -31,38 +48,35 @@ def select_for_batch(
 
     Truncated answers are kept by default: a policy learns to stop only from the low reward of those that did not.
     """
-    reasons: dict[int, str] = {}
+    reasons: dict[int, DropReason] = {}
     seen: set[tuple[str, int, int]] = set()
     sizes: dict[tuple[str, int], int] = defaultdict(int)
     for index, trajectory in enumerate(trajectories):
         reason = _unfit(trajectory, keep_truncated)
         place = (trajectory.round, trajectory.group, trajectory.member)
         if reason is None and place in seen:
-            reason = f"member {trajectory.member} of group {trajectory.group} is there already"
+            reason = DropReason.REPEATED
         if reason is not None:
             reasons[index] = reason
             continue
         seen.add(place)
         sizes[trajectory.round, trajectory.group] += 1
     for index, trajectory in enumerate(trajectories):
-        size = sizes[trajectory.round, trajectory.group]
-        if index not in reasons and size < min_group_size:
-            reasons[index] = (
-                f"group {trajectory.group} has only {size} left, fewer than min_group_size {min_group_size}"
-            )
+        if index not in reasons and sizes[trajectory.round, trajectory.group] < min_group_size:
+            reasons[index] = DropReason.SMALL_GROUP
     kept = tuple(t for index, t in enumerate(trajectories) if index not in reasons)
     return Selection(kept, tuple((trajectories[index], reasons[index]) for index in sorted(reasons)))
 
 
-def _unfit(trajectory: Trajectory, keep_truncated: bool) -> str | None:
+def _unfit(trajectory: Trajectory, keep_truncated: bool) -> DropReason | None:
     if trajectory.error is not None:
-        return f"error: {trajectory.error}"
+        return DropReason.ERROR
     if trajectory.diverged:
-        return f"diverged: {trajectory.pinned_misses} pinned calls had no recording"
+        return DropReason.DIVERGED
     if not any(step.sampled for step in trajectory.steps):
-        return "no sampled tokens"
+        return DropReason.NOTHING_SAMPLED
     if trajectory.truncated and not keep_truncated:
-        return "truncated: an answer ended by length"
+        return DropReason.TRUNCATED
     return None
 
 
@@ -101,7 +115,7 @@ class Violation:
 
 
 def check_sequences(
-    rows: Sequence[RewardedSequence], *, allowed_versions: Set[str], vocabulary: int | None
+    rows: Sequence[RewardedSequence], *, allowed_versions: Set[str], vocabulary: int | None = None
 ) -> list[Violation]:
     """Every violation in the batch; empty when it may be trained on.
 
