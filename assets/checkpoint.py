@@ -19,6 +19,8 @@ from resources.trainer import Trainer
 from training.launch import command, environment
 from training.spec import LOG_FILE, MODEL_DIR, STATE_DIR, LoraSpec, TrainSpec
 
+HEALTHY = "finite losses and weights, no collapse"
+
 
 def checkpoint_dir(artifacts: Artifacts, round_: Round) -> str:
     """Where the round's checkpoint stands."""
@@ -64,6 +66,11 @@ def read_log(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / LOG_FILE).read_text().splitlines()]
 
 
+def _last_finite(records: list[dict[str, Any]], name: str) -> float | None:
+    """The newest value of a column; a value that was not finite stands as null in the log."""
+    return next((float(record[name]) for record in reversed(records) if record.get(name) is not None), None)
+
+
 @dg.asset(
     deps=["rewarded_batch"],
     partitions_def=rounds,
@@ -87,7 +94,7 @@ def checkpoint(context: dg.AssetExecutionContext, stores: Stores, trainer: Train
         spec_path = spec.write(directory / "spec.json")
         trainer.run(
             context,
-            command=command(spec_path, spec),
+            command=command(spec_path),
             environment=environment(spec),
             cwd=stores.settings.config.root,
             log=directory / LOG_FILE,
@@ -102,11 +109,14 @@ def checkpoint(context: dg.AssetExecutionContext, stores: Stores, trainer: Train
         metadata={
             "learning_curve": picture(learning_curve(records, round_.key), f"learning curve of {round_.key}"),
             "steps": len(records),
-            "loss": float(records[-1]["loss"]),
-            "reward": sum(float(record["reward"]) for record in records) / len(records),
+            "loss": _last_finite(records, "loss"),
+            "entropy": _last_finite(records, "entropy"),
+            "reward": float(marker["mean_reward"]),
             "healthy": bool(marker["healthy"]),
-            "health": str(marker["reason"]),
+            "health": marker["reason"] or HEALTHY,
+            "optimizer": str(marker["optimizer"]),
             "train_seconds": float(marker["seconds"]),
+            "update_seconds": sum(float(record["seconds"]) for record in records),
             "weights_sha256": str(marker["weights_sha256"]),
             "weights": dg.MetadataValue.path(str(directory / MODEL_DIR)),
             "already_there": reused,
@@ -134,4 +144,4 @@ def health_result(artifacts: Artifacts, directory: str) -> dg.AssetCheckResult:
             description=f"the weights have hash {actual[:12]}, the trainer wrote {marker['weights_sha256'][:12]}: "
             "delete the checkpoint's folder and materialize the station again",
         )
-    return dg.AssetCheckResult(passed=bool(marker["healthy"]), description=str(marker["reason"]))
+    return dg.AssetCheckResult(passed=bool(marker["healthy"]), description=marker["reason"] or HEALTHY)

@@ -1,6 +1,7 @@
 """Station 0: the weights that every target begins with."""
 
 import json
+import sys
 from pathlib import Path
 
 import dagster as dg
@@ -14,7 +15,6 @@ from noria.stores.artifacts import Artifacts
 from resources.registry import Releases
 from resources.stores import Stores
 from resources.trainer import Trainer
-from training.launch import cold_start_command, cold_start_environment
 from training.spec import LOG_FILE, MODEL_DIR, ColdStartSpec, LoraSpec
 
 BASE = "base"
@@ -72,8 +72,8 @@ def cold_start(
         spec_path = spec.write(directory / "spec.json")
         trainer.run(
             context,
-            command=cold_start_command(spec_path),
-            environment=cold_start_environment(spec),
+            command=[sys.executable, "-m", "training.cold_start", "--spec", str(spec_path)],
+            environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
             cwd=config.root,
             log=directory / LOG_FILE,
         )

@@ -18,7 +18,7 @@ from noria.release.gate import decide, report_from_json, report_to_json, valid_s
 from noria.release.report_page import interval_png, report_html
 from noria.release.suite import Suite, freeze, load_suite
 from noria.stores.artifacts import Artifacts
-from noria.stores.origins import reference_of
+from noria.stores.origins import look_up_origins
 from resources.judge import Judge
 from resources.policy import Policy
 from resources.registry import Releases
@@ -50,15 +50,10 @@ def goal_suite(stores: Stores, target: str) -> Suite:
 def validation_suite(stores: Stores, round_: Round) -> Suite | None:
     """The round's validation set as a suite; None when the set is empty."""
     rows = stores.artifacts.read_parquet(set_path(stores.artifacts, round_, "val")).to_pylist()
-    traces = {row["id"]: stores.online.call(row["id"]).trace_id for row in rows}
-    scores = stores.online.scores_of_traces(sorted(set(traces.values())))
+    origins = look_up_origins(stores.online, [row["id"] for row in rows])
     items = [
-        {
-            "item": str(row["id"]),
-            "input": row["input"],
-            "reference": reference_of([score for score in scores if score.target_id == traces[row["id"]]]),
-        }
-        for row in rows
+        {"item": str(row["id"]), "input": row["input"], "reference": origin.reference}
+        for row, origin in zip(rows, origins, strict=True)
     ]
     return freeze(items, stores.artifacts, str(round_.target)) if items else None
 
@@ -91,8 +86,10 @@ def eval_report(
         metadata={
             "verdict": report.verdict.value,
             "reason": report.reason,
-            "accuracy": report.candidate_score.mean,
-            "live_accuracy": report.baseline_score.mean,
+            "score": report.candidate_score.mean,
+            "live_score": report.baseline_score.mean,
+            "accuracy": fully_right([pair.candidate for pair in report.pairs]),
+            "live_accuracy": fully_right([pair.baseline for pair in report.pairs]),
             "difference": report.difference.mean,
             "difference_low": report.difference.low,
             "difference_high": report.difference.high,
@@ -144,6 +141,11 @@ def _evaluate(stores: Stores, judge: Judge, releases: Releases, round_: Round) -
         guardrails=guardrails,
         seed=seed,
     )
+
+
+def fully_right(scores: Sequence[float]) -> float:
+    """Share of the items with the full score of 1."""
+    return sum(score >= 1.0 for score in scores) / len(scores)
 
 
 def _guardrail_row(guardrail: Guardrail) -> dict[str, object]:

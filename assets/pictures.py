@@ -30,15 +30,18 @@ def png_of(figure: "Figure") -> bytes:
     return buffer.getvalue()
 
 
-def learning_curve(records: Sequence[Mapping[str, float]], title: str) -> bytes:
+def learning_curve(records: Sequence[Mapping[str, float | None]], title: str) -> bytes:
     """Mean reward and loss by optimizer step, as a PNG."""
     fig = figure()
     reward_axis = fig.subplots()
     steps = [record["step"] for record in records]
-    reward_axis.plot(steps, [record["reward"] for record in records], marker="o", color="tab:blue", label="reward")
+    nan = float("nan")  # a value that was not finite stands as null in the log: a gap in the curve
+    rewards = [nan if record["reward"] is None else record["reward"] for record in records]
+    losses = [nan if record["loss"] is None else record["loss"] for record in records]
+    reward_axis.plot(steps, rewards, marker="o", color="tab:blue", label="reward")
     reward_axis.set(xlabel="optimizer step", ylabel="mean reward of the batch", title=title)
     loss_axis = reward_axis.twinx()
-    loss_axis.plot(steps, [record["loss"] for record in records], linestyle="--", color="tab:red", label="loss")
+    loss_axis.plot(steps, losses, linestyle="--", color="tab:red", label="loss")
     loss_axis.set_ylabel("loss")
     lines = [*reward_axis.get_lines(), *loss_axis.get_lines()]
     reward_axis.legend(lines, [str(line.get_label()) for line in lines], loc="best")

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from assets.checkpoint import checkpoint_dir, health_result
-from assets.eval_report import load_report, report_path, report_result
+from assets.eval_report import fully_right, load_report, report_path, report_result
 from assets.partitions import round_of, rounds
 from assets.pictures import table
 from noria.contracts.errors import IntegrityError
@@ -79,7 +79,7 @@ def promoted_model(
             "live": live.version if live else "nothing",
             "live_before": before.version if before else "nothing",
             "promoted": 1 if report.verdict is Verdict.PASS else 0,
-            "accuracy": report.candidate_score.mean,
+            "accuracy": fully_right([pair.candidate for pair in report.pairs]),
             "report_sha256": stores.artifacts.sha256(report_path(stores.artifacts, round_)),
             "history": table(
                 [

@@ -1,5 +1,6 @@
 """Station 5: rewards with provenance, advantages, and the token sequences that the trainer consumes."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def attempt_of(trajectory: Trajectory, node: str) -> Attempt:
     step = [step for step in trajectory.steps if step.node == node][-1]
     return Attempt(
         node=node,
-        input=step.observation,
+        input=json.dumps({"messages": json.loads(step.observation)}),
         output=step.action,
         response=trajectory.origin_response,
         reference=trajectory.reference,

@@ -44,10 +44,10 @@ def warehouse_calls(context: dg.AssetExecutionContext, stores: Stores) -> dg.Mat
     result = stores.warehouse.sync(stores.online)
     context.log.info(f"took over {result.calls} calls and {result.scores} scores (ids {result.from_id}-{result.to_id})")
     connection = stores.warehouse.connect()
-    newest = connection.execute(
+    newest = connection.sql(
         "SELECT id, app, process_node, status, arm, policy_version, input, output FROM calls ORDER BY id DESC LIMIT 5"
-    ).pl()
-    total = connection.execute("SELECT count(*) FROM calls").fetchone()
+    ).to_arrow_table()
+    total = connection.sql("SELECT count(*) FROM calls").fetchone()
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": total[0] if total else 0,
@@ -56,7 +56,7 @@ def warehouse_calls(context: dg.AssetExecutionContext, stores: Stores) -> dg.Mat
             "first_new_id": before + 1,
             "last_call_id": result.to_id,
             "lag_calls": stores.online.last_call_id() - result.to_id,
-            "newest": table(newest.to_dicts()),
+            "newest": table(newest.to_pylist()),
             "folder": dg.MetadataValue.path(str(stores.settings.config.warehouse_dir)),
         }
     )
@@ -69,7 +69,7 @@ def warehouse_calls_are_sound(stores: Stores) -> dg.AssetCheckResult:
     """Validate the newest rows: ids once, traces well-formed, known status, no negative latency."""
     rows = (
         stores.warehouse.connect()
-        .execute(f"SELECT id, trace_id, status, duration_ms, input FROM calls ORDER BY id DESC LIMIT {CHECKED_ROWS}")
+        .sql(f"SELECT id, trace_id, status, duration_ms, input FROM calls ORDER BY id DESC LIMIT {CHECKED_ROWS}")
         .to_arrow_table()
     )
     if rows.num_rows == 0:

@@ -19,7 +19,7 @@ from noria.contracts.errors import ConfigError, InvalidRecord
 from noria.contracts.round import Target
 
 ENV_PREFIX = "NORIA_"
-_NOT_CONFIG = {"NORIA_CONFIG", "NORIA_TRAINER_KEY", "NORIA_SERVICES_OF"}
+_NOT_CONFIG = {"NORIA_CONFIG", "NORIA_TRAINER_KEY", "NORIA_SERVICES_OF", "NORIA_LAUNCH_HEAD"}
 
 
 class Section(BaseModel):

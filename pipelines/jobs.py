@@ -23,7 +23,7 @@ turn = dg.define_asset_job(
 )
 
 cold_start = dg.define_asset_job(
-    "cold_start_job",
+    "cold_start",
     selection=dg.AssetSelection.assets("cold_start"),
     description="Make the first weights and release them to every target that serves nothing yet.",
 )

@@ -10,9 +10,13 @@ from resources.stores import Stores
 
 
 class RollBack(dg.Config):
-    """Which target goes back, to which version (its parent if empty), and why."""
+    """Which version of which target is taken back, to which one (its parent if empty), and why.
+
+    The version is named so that pressing the button twice takes back one version, not two.
+    """
 
     target: str
+    version: str
     to: str = ""
     why: str
 
@@ -20,11 +24,13 @@ class RollBack(dg.Config):
 @dg.op(description="Take the live version of a target out of service; the proxy follows within a second.")
 def roll_back_release(context: dg.OpExecutionContext, config: RollBack, releases: Releases) -> None:
     """The button: the version before it serves again, and the one taken back is never a candidate again."""
-    release = releases.registry.roll_back(config.target, to=config.to or None, by="roll_back job", why=config.why)
+    release = releases.registry.roll_back(
+        config.target, version=config.version, to=config.to or None, by="roll_back job", why=config.why
+    )
     context.log.info(f"{config.target} is served by {release.version if release else 'the default upstream'}")
 
 
-@dg.job(description="Take the live version of a target back, by hand: set target and why in the launchpad.")
+@dg.job(description="Take the live version of a target back, by hand: set target, version and why in the launchpad.")
 def roll_back() -> None:
     """One op, so that it is one button."""
     roll_back_release()

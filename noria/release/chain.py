@@ -21,7 +21,7 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What a round depends on, written once when it begins, so that any station can be made again and come out the same.
+    """What a round depends on, written once when it begins: any station made again comes out the same.
 
     parent       the version whose weights the round samples from and trains
     parent_why   one sentence for the reader

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noria.contracts.call import END2END, Score
+from noria.contracts.call import END2END, Call, Score
 from noria.contracts.errors import NotFound
 from noria.stores.online import OnlineStore
 
@@ -30,10 +30,9 @@ def look_up_origins(online: OnlineStore, sample_ids: Sequence[int]) -> list[Orig
     """
     trace_ids = {sample_id: online.call(sample_id).trace_id for sample_id in sample_ids}
     distinct = sorted(set(trace_ids.values()))
-    requests = {call.trace_id: call.input for call in online.traces(distinct) if call.process_node == END2END}
-    scores: dict[str, list[Score]] = {}
-    for score in online.scores_of_traces(distinct):
-        scores.setdefault(score.target_id, []).append(score)
+    calls = online.traces(distinct)
+    requests = {call.trace_id: call.input for call in calls if call.process_node == END2END}
+    scores = scores_by_trace(online, calls)
     origins: list[Origin] = []
     for sample_id, trace_id in trace_ids.items():
         if trace_id not in requests:
@@ -43,6 +42,15 @@ def look_up_origins(online: OnlineStore, sample_ids: Sequence[int]) -> list[Orig
             )
         origins.append(Origin(sample_id, trace_id, requests[trace_id], reference_of(scores.get(trace_id, []))))
     return origins
+
+
+def scores_by_trace(online: OnlineStore, calls: Sequence[Call]) -> dict[str, list[Score]]:
+    """What was said about each trace of `calls`, or about one of its calls; in the order of the scores' ids."""
+    trace_of = {call.uid: call.trace_id for call in calls} | {call.trace_id: call.trace_id for call in calls}
+    scores: dict[str, list[Score]] = {}
+    for score in online.scores_of_traces(sorted({call.trace_id for call in calls})):
+        scores.setdefault(trace_of[score.target_id], []).append(score)
+    return scores
 
 
 def reference_of(scores: Sequence[Score]) -> dict[str, object]:

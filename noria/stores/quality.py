@@ -53,9 +53,10 @@ def validate(table: pa.Table, rules: Sequence[Rule], *, id_column: str) -> Quali
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
+    from great_expectations.data_context.types.base import ProgressBarsConfig
 
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = gx.data_context.types.base.ProgressBarsConfig(globally=False)
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
     definition = (
         context.data_sources.add_pandas("noria").add_dataframe_asset("rows").add_batch_definition_whole_dataframe("all")
     )
