@@ -1,12 +1,12 @@
 """Checkpoint folders: weights, their hash and health, and the marker that is written last."""
 
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-from training.spec import MARKER
+from noria.stores.artifacts import Artifacts
+from training.spec import LoraSpec, TrainSpec
 
 
 def prepare_process(threads: int | None, accelerator: str) -> None:
@@ -28,6 +28,13 @@ def prepare_process(threads: int | None, accelerator: str) -> None:
     logging.set_verbosity_error()
 
 
+def skip_shared_memory_op() -> None:
+    """Keep DeepSpeed from compiling its shared-memory op on a CPU: over a minute, and it needs a compiler."""
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 def quiet(trainer: Any) -> None:
     """Take the trainer's own printing away: the log file and one progress bar say it all."""
     from transformers import PrinterCallback, ProgressCallback
@@ -43,11 +50,50 @@ def all_finite(model: Any) -> bool:
     return all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path, state: dict[str, Any] | None = None) -> None:
-    """Write weights (safetensors) and tokenizer to `folder` by rename; `state` overrides the model's own tensors."""
+def consolidated(trainer: Any) -> dict[str, Any]:
+    """All trained weights of a `FedTrainer` on rank 0, whatever the ZeRO stage; of adapters, the adapters alone.
+
+    A collective: every rank must call it.
+    """
+    from peft import get_peft_model_state_dict
+
+    state = dict(trainer.accelerator.get_state_dict(trainer.model_wrapped) or {})
+    if trainer.spec.lora is None or not trainer.accelerator.is_main_process:
+        return state
+    return dict(get_peft_model_state_dict(trainer.accelerator.unwrap_model(trainer.model), state_dict=state))
+
+
+def write_weights(weights: dict[str, Any], tokenizer: Any, spec: TrainSpec, folder: Path) -> None:
+    """Write a round's consolidated weights as a model folder; adapters are merged into the parent's weights."""
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()  # else ZeRO-3 would load this model in shards too
+    dtype = next(iter(weights.values())).dtype
+    model = AutoModelForCausalLM.from_pretrained(spec.parent, dtype=dtype)
+    if spec.lora is None:
+        model.load_state_dict(weights)
+    else:
+        from peft import get_peft_model, set_peft_model_state_dict
+
+        adapted = get_peft_model(model, lora_config(spec.lora))
+        set_peft_model_state_dict(adapted, weights)
+        model = adapted.merge_and_unload()
+    save_model(model, tokenizer, folder)
+
+
+def lora_config(lora: LoraSpec) -> Any:
+    """PEFT's settings for low-rank adapters."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), task_type="CAUSAL_LM")
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write weights (safetensors) and tokenizer to `folder` by rename."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary, state_dict=state)
+    model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     if folder.exists():
         shutil.rmtree(folder)
@@ -55,22 +101,15 @@ def save_model(model: Any, tokenizer: Any, folder: Path, state: dict[str, Any] |
 
 
 def weights_sha256(folder: Path) -> str:
-    """SHA-256 over the safetensors files of `folder`, in the order of their names."""
-    import hashlib
+    """SHA-256 over the names and contents of the files of a model folder."""
+    return Artifacts(folder.parent).sha256_dir(folder.name)
 
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+
+def completed(folder: Path) -> dict[str, Any] | None:
+    """What the marker of `folder` says, None where there is none."""
+    return Artifacts(folder.parent).completed(folder.name)
 
 
 def mark_complete(folder: Path, info: dict[str, Any]) -> None:
-    """Write the marker by rename, after everything else in the folder has reached the disk."""
-    temporary = folder / f".{MARKER}.{os.getpid()}"
-    with temporary.open("w") as file:
-        json.dump(info, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / MARKER)
+    """Write the marker after everything else in the folder has reached the disk."""
+    Artifacts(folder.parent).mark_complete(folder.name, info)

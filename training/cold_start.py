@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from noria.contracts.errors import ConfigError, NoriaError, TrainingFailed
-from training import checkpoint
+from training import checkpoint, parent
 from training.gguf import load_gguf, locate
-from training.spec import LOG_FILE, MARKER, MODEL_DIR, ColdStartSpec
+from training.spec import LOG_FILE, MODEL_DIR, ColdStartSpec
 
 Example = dict[str, list[dict[str, Any]]]
 
@@ -76,7 +76,6 @@ def starting_point(spec: ColdStartSpec, rows: list[Example]) -> tuple[Any, Any]:
 def imitate(model: Any, tokenizer: Any, rows: list[Example], spec: ColdStartSpec, log: Path, work: Path) -> Any:
     """Fine-tune on the completions with TRL's `SFTTrainer`; returns the model, adapters merged."""
     import datasets
-    from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
 
     from training.progress import StepLog
@@ -91,7 +90,7 @@ def imitate(model: Any, tokenizer: Any, rows: list[Example], spec: ColdStartSpec
         warmup_steps=min(10, spec.steps // 10),
         max_length=spec.max_sequence_tokens,
         completion_only_loss=True,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         use_cpu=spec.accelerator == "cpu",
         bf16=spec.accelerator == "cuda",
         dataloader_pin_memory=spec.accelerator == "cuda",
@@ -101,20 +100,12 @@ def imitate(model: Any, tokenizer: Any, rows: list[Example], spec: ColdStartSpec
         report_to="none",
         disable_tqdm=True,
     )
-    adapters = None
-    if spec.lora is not None:
-        adapters = LoraConfig(
-            r=spec.lora.r,
-            lora_alpha=spec.lora.alpha,
-            target_modules=list(spec.lora.target_modules),
-            task_type="CAUSAL_LM",
-        )
     trainer = SFTTrainer(
         model=model,
         args=arguments,
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=adapters,
+        peft_config=checkpoint.lora_config(spec.lora) if spec.lora else None,
         callbacks=[StepLog(log, steps=spec.steps, title="cold start")],
     )
     checkpoint.quiet(trainer)
@@ -125,9 +116,9 @@ def imitate(model: Any, tokenizer: Any, rows: list[Example], spec: ColdStartSpec
 
 def cold_start(spec: ColdStartSpec) -> dict[str, Any]:
     """Write the folder that `spec.output` names and return what its marker says; a complete one is left as it is."""
-    output = Path(spec.output)
-    if (output / MARKER).exists():
-        return dict(json.loads((output / MARKER).read_text()))
+    output = Path(spec.output).resolve()
+    if (done := checkpoint.completed(output)) is not None:
+        return done
     began = time.monotonic()
     checkpoint.prepare_process(spec.threads, spec.accelerator)
     output.mkdir(parents=True, exist_ok=True)
@@ -162,6 +153,7 @@ def cold_start(spec: ColdStartSpec) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; 0 when the folder is complete, 2 with one line on stderr when it cannot be made."""
+    parent.watch()
     parser = argparse.ArgumentParser(description="Make the first weights.")
     parser.add_argument("--spec", required=True, help="JSON file of a ColdStartSpec")
     options = parser.parse_args(arguments)

@@ -15,8 +15,6 @@ STATE_DIR = "state"
 """Folder of the resumable state: optimizer, step, random generators."""
 LOG_FILE = "train_log.jsonl"
 """One JSON object per optimizer step, flushed as it happens."""
-MARKER = "COMPLETE.json"
-"""Written last; a folder without it is not a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,9 +90,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, hidden_size: i
     )
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(config).float()
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model
 
 
