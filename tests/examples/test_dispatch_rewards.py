@@ -84,7 +84,7 @@ def test_the_reply_logs_are_right_in_about_a_third():
     rows = [row for row in imperfect_logs(0) if row["prompt"][0]["content"] == "reply"]
     totals = [judge(Attempt("reply", json.dumps(row["prompt"]), row["completion"][0]["content"])).total for row in rows]
     assert sum(total == 1.0 for total in totals) / len(totals) == pytest.approx(0.35, abs=0.002)
-    assert min(totals) >= 0.5  # one thing is wrong, never all
+    assert sum(total >= 0.6 for total in totals) / len(totals) == pytest.approx(0.78, abs=0.06)  # the count is right
 
 
 def test_the_router_suite_asks_every_held_out_query():
