@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 SMALL_MODEL = 50_000_000
 """Below so many parameters a second thread gains little, and loses much where cores are shared: its barriers wait for
-whoever was descheduled. A 2M model at batch 16 on two cores: 4,100 tokens/s with one thread and 4,800 with two when
-nothing else ran, but 2,100 and 390 beside five busy processes (docs/log.md)."""
+whichever was descheduled. Forward passes of a 2M model at batch 16 on two quiet cores: 4,100 and 4,800 tokens/s with
+one and two threads; the whole engine beside five busy processes: 2,100 and 390."""
 
 _CLOSING = "the policy server is shutting down; ask again when it is back"
 _DEAD = "the engine's worker thread has died; the log says why, restart the policy server"

@@ -1,3 +1,4 @@
+import queue
 import random
 import subprocess
 import sys
@@ -267,6 +268,16 @@ def test_busy_seconds_are_those_of_computing(engine: Engine, counts: Counts, ver
         answers(engine, version, [([5, 6, 7], Settings(max_tokens=40, seed=1, deterministic=True))])
     elapsed = time.monotonic() - begin
     assert 0.5 * elapsed < counts.seconds - before <= elapsed
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(None, 1), (2, 2)])
+def test_a_small_model_takes_one_thread_unless_told(version: Version, asked: int | None, taken: int) -> None:
+    seen: queue.Queue[int] = queue.Queue()
+    engine = Engine(threads=asked)
+    # Sinks are called in the worker thread here, and threads are counted for the thread that asks.
+    engine.submit([Row(version, [5], Settings(max_tokens=1), lambda _: seen.put(torch.get_num_threads()))])
+    assert seen.get(timeout=60) == taken
+    engine.close()
 
 
 def test_an_idle_engine_costs_no_processor_time(engine: Engine, version: Version) -> None:
