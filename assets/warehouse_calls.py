@@ -47,10 +47,10 @@ def warehouse_calls(context: dg.AssetExecutionContext, stores: Stores) -> dg.Mat
     newest = connection.sql(
         "SELECT id, app, process_node, status, arm, policy_version, input, output FROM calls ORDER BY id DESC LIMIT 5"
     ).to_arrow_table()
-    total = connection.sql("SELECT count(*) FROM calls").fetchone()
+    total = connection.sql("SELECT count(*) AS calls FROM calls").fetchall()
     return dg.MaterializeResult(
         metadata={
-            "dagster/row_count": total[0] if total else 0,
+            "dagster/row_count": total[0][0],
             "new_calls": result.calls,
             "new_scores": result.scores,
             "first_new_id": before + 1,

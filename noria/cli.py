@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from noria.config import load
-from noria.contracts.errors import NoriaError
+from noria.contracts.errors import ConfigError, NoriaError
 
+EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
 app = typer.Typer(
@@ -86,9 +87,9 @@ def upgrade() -> None:
 
 
 def main() -> None:
-    """Run the command; what the user must mend is one line on stderr and exit code 2."""
+    """Run the command; an error is one line on stderr; exit code 2 is for what the user must mend, 1 for the rest."""
     try:
         app()
     except NoriaError as error:
         print(f"noria: {error}", file=sys.stderr)
-        sys.exit(EXIT_CONFIG)
+        sys.exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)

@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 from noria.config import Config
-from noria.contracts.errors import ConfigError
+from noria.contracts.errors import ConfigError, StationFailed
+from noria.contracts.release import Release
 from noria.preflight import check
 from noria.processes import Services, environment, only_one, prepare_home, require_free_ports
+from noria.release.registry import Registry
 from noria.stores.artifacts import Artifacts
 from noria.stores.online import OnlineStore
 
@@ -50,11 +52,29 @@ def upgrade_store(config: Config) -> None:
 
 
 def cold_start(config: Config) -> None:
-    """Make the base weights through their Dagster asset, unless they are there."""
-    if Artifacts(config.artifacts_dir).completed("base") is not None:
+    """Make the base weights and release them, through their Dagster asset, unless there is nothing left to do."""
+    made = Artifacts(config.artifacts_dir).completed("base") is not None
+    if made and all(release is not None for release in _live(config).values()):
         return
-    _say("Making the first weights (about a minute on two cores) …")
-    _run_dagster(config, "asset", "materialize", "-m", "pipelines.learning", "--select", "cold_start")
+    if not made:
+        _say("Making the first weights (about a minute on two cores) …")
+    process = subprocess.run(
+        [sys.executable, "-m", "pipelines.execute", "cold_start"],
+        cwd=config.root,
+        env=environment(config),
+        check=False,
+    )
+    if process.returncode != 0:
+        raise StationFailed("the cold start failed; what it said stands above")
+
+
+def _live(config: Config) -> dict[str, Release | None]:
+    """What serves each enabled target."""
+    online = OnlineStore(config.store_url)
+    try:
+        return {name: Registry(online).current(name) for name in config.enabled_targets}
+    finally:
+        online.close()
 
 
 def mend_runs(config: Config) -> None:
@@ -76,21 +96,6 @@ def greeting(config: Config) -> str:
         "A round that passes its gate goes live within a second; one that does not costs nothing.\n"
         "Watch: `noria status` here, the sensors and rounds in the UI. Stop with Ctrl-C; `make run` goes on from there."
     )
-
-
-def _run_dagster(config: Config, *arguments: str) -> None:
-    log = config.home_dir / "logs" / "cold_start.log"
-    with log.open("wb") as file:
-        process = subprocess.run(
-            [sys.executable, "-m", "dagster", *arguments],
-            cwd=config.root,
-            env=environment(config),
-            stdout=file,
-            check=False,
-        )
-    if process.returncode != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise ConfigError(f"the cold start failed (whole output: {log}):\n{tail}")
 
 
 def _say(text: str) -> None:

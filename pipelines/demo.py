@@ -7,20 +7,15 @@ round is the job `turn`, executed in this process. The cold start is kept betwee
 import argparse
 import asyncio
 import json
-import logging
 import os
 import shutil
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import dagster as dg
-from tqdm import tqdm
 
 from noria.config import Config, load
 from noria.contracts.errors import NoriaError, StationFailed
@@ -33,6 +28,7 @@ from noria.release.gate import report_from_json
 from noria.release.statistics import accuracy_interval
 from noria.stores.artifacts import Artifacts
 from noria.up import cold_start, upgrade_store
+from pipelines.execute import execute
 
 SERVICES = ("policy", "proxy", "judge", "agent")
 STATIONS = ("train_set", "val_set", "trajectories", "rewarded_batch", "checkpoint", "eval_report", "promoted_model")
@@ -123,51 +119,6 @@ def turn_once(config: Config, defs: dg.Definitions, instance: dg.DagsterInstance
 def accuracy(report: EvalReport, side: str) -> float:
     """Share of the suite's items that one side answers fully right (score 1)."""
     return sum(getattr(pair, side) >= 1.0 for pair in report.pairs) / len(report.pairs)
-
-
-def execute(defs: dg.Definitions, instance: dg.DagsterInstance, job: str, partition: str | None) -> str:
-    """Run a job in this process with a progress bar over its steps. Raises `StationFailed` with the first reason."""
-    definition = defs.resolve_job_def(job)
-    run_id = dg._core.utils.make_new_run_id()  # type: ignore[attr-defined]
-    with step_progress(instance, run_id, partition or job):
-        result = definition.execute_in_process(
-            instance=instance, partition_key=partition, raise_on_error=False, run_id=run_id
-        )
-    if not result.success:
-        failures = [event for event in result.all_events if event.is_step_failure]
-        reasons = [f"{event.step_key}: {_reason(event)}" for event in failures]
-        raise StationFailed(f"{partition or job} failed at {reasons[0] if reasons else 'an unknown station'}")
-    return run_id
-
-
-def _reason(event: dg.DagsterEvent) -> str:
-    error = event.step_failure_data.error
-    return ((error.cause or error).message if error else str(event.message)).strip()
-
-
-@contextmanager
-def step_progress(instance: dg.DagsterInstance, run_id: str, name: str) -> Iterator[None]:
-    """A bar over the finished steps of a run that executes in another thread's sight."""
-    done = threading.Event()
-    bar = tqdm(total=None, desc=name, unit=" steps", disable=not sys.stderr.isatty(), leave=False)
-
-    def watch() -> None:
-        while not done.wait(0.5):
-            finished = [stats for stats in instance.get_run_step_stats(run_id) if stats.end_time]
-            bar.n = len(finished)
-            bar.set_postfix_str(finished[-1].step_key if finished else "")
-            bar.refresh()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    if not bar.disable:
-        watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        if watcher.is_alive():
-            watcher.join()
-        bar.close()
 
 
 def station_seconds(instance: dg.DagsterInstance, run_id: str) -> dict[str, float]:
@@ -312,7 +263,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    logging.getLogger("dagster").setLevel(logging.WARNING)
     try:
         result = run_demo(demo_config(arguments.seed), arguments.rounds)
     except NoriaError as error:

@@ -11,6 +11,7 @@ import dagster as dg
 from assets.partitions import rounds
 from noria.config import SensorConfig
 from noria.contracts.round import Round, Target
+from pipelines.execute import reason
 from pipelines.jobs import ingest, turn
 from pipelines.partitions import PARTITION_TAG, TARGET_TAG, UNFINISHED, next_round, rounds_of, runs_of_round
 from resources.stores import Stores
@@ -195,7 +196,7 @@ def enough_trajectories(context: dg.SensorEvaluationContext, stores: Stores) -> 
 def run_failed(context: dg.RunFailureSensorContext, stores: Stores) -> None:
     """Leave the reason beside the round's files; `enough_trajectories` takes the round up again."""
     failed = context.get_step_failure_events()
-    stations = {event.step_key: _reason(event) for event in failed}
+    stations = {event.step_key: reason(event) for event in failed}
     record = {
         "run": context.dagster_run.run_id,
         "job": context.dagster_run.job_name,
@@ -206,11 +207,3 @@ def run_failed(context: dg.RunFailureSensorContext, stores: Stores) -> None:
     folder = stores.artifacts.round_dir(key) if key else "ingest"
     stores.artifacts.write_json(f"{folder}/failure.json", record)
     context.log.error(f"{key or 'ingest'} failed: {record['stations']}")
-
-
-def _reason(event: dg.DagsterEvent) -> str:
-    error = event.step_failure_data.error
-    if error is None:
-        return event.message or "no reason was given"
-    cause = error.cause or error
-    return cause.message.strip()
