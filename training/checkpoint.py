@@ -28,11 +28,15 @@ def prepare_process(threads: int | None, accelerator: str) -> None:
     logging.set_verbosity_error()
 
 
-def skip_shared_memory_op() -> None:
-    """Keep DeepSpeed from compiling its shared-memory op on a CPU: over a minute, and it needs a compiler."""
+def join_ranks(accelerator: str) -> None:
+    """Connect the ranks, before a model is loaded: ZeRO-3 shards it over as many as are connected by then.
+
+    DeepSpeed's shared-memory op for CPUs is left out: compiling it takes over a minute and a compiler.
+    """
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo" if accelerator == "cpu" else "nccl", verbose=False)
 
 
 def quiet(trainer: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 PAD = "<|pad|>"
@@ -41,11 +41,19 @@ CHAT_TEMPLATE = """\
 def build_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer (Sennrich et al. 2016) that gives back any text it encodes.
 
+    Words end at white space only, so that a name such as `"Movies_3_FindMovies"}` can become one token. With the usual
+    split at punctuation it is eight, and a policy this small explores names that do not exist (docs/log.md).
+
     texts        what the model will read and write
     vocabulary   most tokens it may have, at least 300: 256 bytes and the special tokens come first
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r" ?[^\s]+|\s+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,

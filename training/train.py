@@ -46,7 +46,7 @@ def train(spec: TrainSpec) -> dict[str, Any]:
         seed=spec.seed,
     )
     checkpoint.prepare_process(spec.threads, spec.accelerator)
-    checkpoint.skip_shared_memory_op()
+    checkpoint.join_ranks(spec.accelerator)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
