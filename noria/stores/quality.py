@@ -61,22 +61,24 @@ def validate(table: pa.Table, rules: Sequence[Rule], *, id_column: str) -> Quali
         context.data_sources.add_pandas("noria").add_dataframe_asset("rows").add_batch_definition_whole_dataframe("all")
     )
     suite = gx.ExpectationSuite(name="rules")
-    for rule in rules:
-        suite.add_expectation(_expectation(gx, rule))
+    for index, rule in enumerate(rules):
+        suite.add_expectation(_expectation(gx, rule, index))
     result = definition.get_batch({"dataframe": table.to_pandas()}).validate(
         suite, result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [id_column]}
     )
+    # The library answers column by column, not in the order asked.
+    outcomes = {outcome.expectation_config.meta["rule"]: outcome for outcome in result.results}
     breaches = [
-        _breach(rule, outcome.result, id_column)
-        for rule, outcome in zip(rules, result.results, strict=True)
-        if not outcome.success
+        _breach(rule, outcomes[index].result, id_column)
+        for index, rule in enumerate(rules)
+        if not outcomes[index].success
     ]
     return QualityReport(rows=table.num_rows, rules=len(rules), breaches=tuple(breaches))
 
 
-def _expectation(gx: Any, rule: Rule) -> Any:
+def _expectation(gx: Any, rule: Rule, index: int) -> Any:
     name = "".join(word.capitalize() for word in rule.expectation.split("_"))
-    return getattr(gx.expectations, name)(**rule.arguments)
+    return getattr(gx.expectations, name)(**rule.arguments, meta={"rule": index})
 
 
 def _breach(rule: Rule, result: Mapping[str, Any], id_column: str) -> Breach:
