@@ -128,8 +128,10 @@ def land(stores: Stores, node: str, count: int, *, arm: Arm = Arm.LIVE) -> None:
 
 
 def look(instance: dg.DagsterInstance, stores: Stores, cursor: str | None) -> dg.SensorResult | dg.SkipReason:
-    context = dg.build_sensor_context(instance=instance, cursor=cursor, resources={"stores": stores}, definitions=defs)
-    return enough_trajectories(context)
+    with dg.build_sensor_context(
+        instance=instance, cursor=cursor, resources={"stores": stores}, definitions=defs
+    ) as context:
+        return enough_trajectories(context)
 
 
 def test_targets_begin_rounds_independently_and_the_cursor_only_grows(stores: Stores) -> None:
@@ -201,10 +203,10 @@ def test_ingest_follows_the_highest_id(stores: Stores) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
 
         def look_at_traffic(cursor: str | None) -> dg.SensorResult | dg.SkipReason:
-            context = dg.build_sensor_context(
+            with dg.build_sensor_context(
                 instance=instance, cursor=cursor, resources={"stores": stores}, definitions=defs
-            )
-            return traffic_landed(context)
+            ) as context:
+                return traffic_landed(context)
 
         assert isinstance(look_at_traffic(None), dg.SkipReason)
         land(stores, "a", 3)
