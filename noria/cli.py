@@ -93,3 +93,7 @@ def main() -> None:
     except NoriaError as error:
         print(f"noria: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()
