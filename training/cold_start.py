@@ -123,6 +123,7 @@ def cold_start(spec: ColdStartSpec) -> dict[str, Any]:
     checkpoint.prepare_process(spec.threads, spec.accelerator)
     output.mkdir(parents=True, exist_ok=True)
     rows = read_examples(spec.examples) if spec.examples else []
+    (output / LOG_FILE).touch()
     model, tokenizer = starting_point(spec, rows)
     parameters = sum(weight.numel() for weight in model.parameters())
     if rows:
@@ -153,6 +154,7 @@ def cold_start(spec: ColdStartSpec) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; 0 when the folder is complete, 2 with one line on stderr when it cannot be made."""
+    parent.watch()
     parent.watch()
     parser = argparse.ArgumentParser(description="Make the first weights.")
     parser.add_argument("--spec", required=True, help="JSON file of a ColdStartSpec")

@@ -58,7 +58,7 @@ def grpo_config(
         beta=spec.beta,
         temperature=spec.temperature,
         max_completion_length=spec.max_sequence_tokens,
-        activation_checkpointing=spec.accelerator == "cuda",
+        activation_checkpointing=False,
         use_cpu=spec.accelerator == "cpu",
         bf16=spec.accelerator == "cuda",
         dataloader_pin_memory=spec.accelerator == "cuda",
