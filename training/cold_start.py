@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from noria.contracts.errors import ConfigError, NoriaError, TrainingFailed
+from noria.loading import locate_model
 from training import checkpoint, parent
-from training.gguf import load_gguf, locate
+from training.gguf import load_gguf
 from training.spec import LOG_FILE, MODEL_DIR, ColdStartSpec
 
 Example = dict[str, list[dict[str, Any]]]
@@ -61,7 +62,7 @@ def starting_point(spec: ColdStartSpec, rows: list[Example]) -> tuple[Any, Any]:
         return build_model(tokenizer, seed=spec.seed, hidden_size=spec.hidden_size, layers=spec.layers), tokenizer
     if spec.path is None:
         raise ConfigError(f"model.source is {spec.source!r}, which needs model.path")
-    place = locate(spec.path)
+    place = locate_model(spec.path)
     if spec.source == "gguf":
         return load_gguf(place)
     import torch

@@ -1,28 +1,7 @@
 """Load the weights of a GGUF file as ordinary ones (dequantized to float32)."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
-
-from noria.contracts.errors import ConfigError
-
-
-def locate(path: str) -> Path:
-    """The file or folder that `model.path` names: a path, or `package:file` inside an installed Python package.
-
-    Raises `ConfigError` if the package is not installed or nothing is there.
-    """
-    package, colon, inside = path.partition(":")
-    if colon and not Path(path).exists():
-        found = importlib.util.find_spec(package)
-        if found is None or not found.submodule_search_locations:
-            raise ConfigError(f"model.path is {path!r}, but the Python package {package!r} is not installed")
-        place = Path(next(iter(found.submodule_search_locations))) / inside
-    else:
-        place = Path(path)
-    if not place.exists():
-        raise ConfigError(f"model.path is {path!r}, but there is nothing at {place}")
-    return place
 
 
 def load_gguf(file: Path) -> tuple[Any, Any]:

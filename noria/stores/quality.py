@@ -67,7 +67,11 @@ def validate(table: pa.Table, rules: Sequence[Rule], *, id_column: str) -> Quali
         suite, result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [id_column]}
     )
     # The library answers column by column, not in the order asked.
-    outcomes = {outcome.expectation_config.meta["rule"]: outcome for outcome in result.results}
+    outcomes = {
+        (outcome.expectation_config.meta or {})["rule"]: outcome
+        for outcome in result.results
+        if outcome.expectation_config is not None
+    }
     breaches = [
         _breach(rule, outcomes[index].result, id_column)
         for index, rule in enumerate(rules)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from noria.contracts.errors import ConfigError
+from noria.loading import locate_model
 from training.cold_start import read_examples
-from training.gguf import locate
 from training.spec import ColdStartSpec
 
 ROWS = [
@@ -102,12 +102,12 @@ def test_examples_that_cannot_be_used_say_where(tmp_path, text, said):
 
 
 def test_a_model_is_found_in_a_package_or_refused(tmp_path):
-    assert locate(str(tmp_path)) == tmp_path
-    assert locate("json:decoder.py").name == "decoder.py"
+    assert locate_model(str(tmp_path)) == tmp_path
+    assert locate_model("json:decoder.py").name == "decoder.py"
     with pytest.raises(ConfigError, match="not installed"):
-        locate("no_such_package:model.gguf")
+        locate_model("no_such_package:model.gguf")
     with pytest.raises(ConfigError, match="nothing at"):
-        locate("json:model.gguf")
+        locate_model("json:model.gguf")
 
 
 def test_a_missing_source_is_one_line_and_code_2(tmp_path):
