@@ -6,7 +6,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import dagster as dg
 import pytest
+
+from pipelines import learning, operations
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("noria", "training", "resources", "assets", "pipelines")
@@ -58,6 +61,20 @@ def test_loading_a_code_location_loads_no_heavy_library(location: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("location", "jobs"),
+    [
+        (learning.defs, {"cold_start", "ingest", "turn"}),
+        (operations.defs, {"compact_warehouse", "roll_back"}),
+    ],
+    ids=["learning", "operations"],
+)
+def test_a_code_location_loads_as_dagster_loads_it(location: dg.Definitions, jobs: set[str]) -> None:
+    repository = location.get_repository_def()
+    repository.load_all_definitions()
+    assert {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")} == jobs
 
 
 def test_contracts_need_only_the_standard_library_and_pydantic() -> None:
