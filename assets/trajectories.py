@@ -102,7 +102,7 @@ def require_enough(trajectories: Sequence[Trajectory], planned: int, settings: T
 
 
 @dg.asset(
-    deps=["train_set"],
+    deps=["train_set", "cold_start"],
     partitions_def=rounds,
     group_name="rollouts",
     kinds={"parquet"},

@@ -78,6 +78,8 @@ def page(ui: str) -> Iterator[Page]:
 
 def test_the_lineage_shows_every_station(page: Page, ui: str) -> None:
     page.goto(f"{ui}/asset-groups", wait_until="domcontentloaded")
+    page.get_by_text("release", exact=True).last.wait_for(timeout=60_000)
+    page.keyboard.press("Alt+e")  # expand all groups
     for station in STATIONS:
         page.get_by_text(station, exact=True).first.wait_for(timeout=60_000)
     body = page.inner_text("body")
