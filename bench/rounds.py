@@ -18,9 +18,9 @@ from noria.config import load
 SEED = 0
 
 
-def turn(rounds: int) -> dict[str, Any]:
+def turn(rounds: int, seed: int) -> dict[str, Any]:
     """The result of `noria demo --json`."""
-    command = [sys.executable, "-m", "noria.cli", "demo", "--rounds", str(rounds), "--seed", str(SEED), "--json"]
+    command = [sys.executable, "-m", "noria.cli", "demo", "--rounds", str(rounds), "--seed", str(seed), "--json"]
     process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(process.stdout.splitlines()[-1]))
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    result = turn(rounds)
+    result = turn(rounds, SEED)
     rows = result["rounds"]
     per_round = statistics.mean(row["seconds"] for row in rows)
     rollouts = rows[0]["rollouts"]
