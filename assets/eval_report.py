@@ -126,7 +126,7 @@ def _evaluate(stores: Stores, judge: Judge, releases: Releases, round_: Round) -
     validation = validation_suite(stores, round_)
     if validation is not None:
         result = score(validation)
-        guardrails.append(validation_not_worse(result.pairs, tolerance=gate.validation_tolerance))
+        guardrails.append(validation_not_worse(result.pairs, gate=gate, seed=seed))
     return decide(
         goal.pairs,
         round=round_.key,

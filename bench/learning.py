@@ -1,8 +1,8 @@
 """Learning curves: `python -m bench.learning [--seeds 0 1 2] [--rounds 10] [--results FILE …]`.
 
 For each seed, Noria's rounds (`noria demo --json`) and plain TRL from the same first weights with as many rollouts.
-Writes bench/learning.jsonl: {"source", "seed", "rollouts", "accuracy"}. `--results` takes outputs of `noria demo --json`
-that are there already, whose homes still hold the first weights, instead of turning the wheel again.
+Writes bench/learning.jsonl: {"source", "seed", "rollouts", "accuracy"}. `--results` takes what `noria demo --json` has
+printed already, while its homes still hold the first weights, instead of turning the wheel again.
 """
 
 import argparse

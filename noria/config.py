@@ -196,7 +196,7 @@ class GateConfig(Section):
     confidence: float = Field(0.95, gt=0.5, lt=1)
     resamples: int = Field(4000, ge=100)
     validation_tolerance: float = Field(0.05, ge=0)
-    """How much worse the candidate may be on the round's validation set (lower end is not used: a point estimate)."""
+    """How much worse the candidate may be on the round's validation set; broken when the whole interval lies below."""
     failures_before_restart: int = Field(3, ge=1)
     """After this many failed gates in a row the training chain starts again from the live version."""
 

@@ -93,41 +93,53 @@ def _verdict(
 
 
 def valid_share(pairs: Sequence[PairedScore], *, gate: GateConfig, seed: int) -> Guardrail:
-    """Guardrail: answers that are worth anything (score above 0) must not become significantly fewer.
-
-    Its value is the upper end of the interval of the paired difference in their share, its limit 0. Too few items that
-    differ (`fewest_differences`) break it never.
-    """
+    """Guardrail: answers that are worth anything (score above 0) must not become significantly fewer."""
     candidate = [float(pair.candidate > 0) for pair in pairs]
     baseline = [float(pair.baseline > 0) for pair in pairs]
+    what = (
+        f"{np.mean(candidate):.1%} of the candidate's answers score above 0, {np.mean(baseline):.1%} of the baseline's"
+    )
+    return _not_below("valid_share", candidate, baseline, 0.0, what, gate=gate, seed=seed)
+
+
+def validation_not_worse(pairs: Sequence[PairedScore], *, gate: GateConfig, seed: int) -> Guardrail:
+    """Guardrail: on the validation set the candidate must not be worse by more than `gate.validation_tolerance`.
+
+    Holds where the set is empty.
+    """
+    if not pairs:
+        return Guardrail("validation", 0.0, -gate.validation_tolerance, True, "the round has no validation samples")
+    candidate, baseline = [pair.candidate for pair in pairs], [pair.baseline for pair in pairs]
+    what = f"{np.mean(candidate) - np.mean(baseline):+.3f} on {len(pairs)} validation samples"
+    return _not_below("validation", candidate, baseline, -gate.validation_tolerance, what, gate=gate, seed=seed)
+
+
+def _not_below(
+    name: str,
+    candidate: Sequence[float],
+    baseline: Sequence[float],
+    limit: float,
+    what: str,
+    *,
+    gate: GateConfig,
+    seed: int,
+) -> Guardrail:
+    """Broken when the whole interval of the paired difference lies below `limit`; the value is the interval's upper end.
+
+    A point estimate would fail good rounds by chance: on 30 samples its standard error is about 0.08. Fewer differing
+    items than `fewest_differences` break nothing.
+    """
     differing = sum(ours != theirs for ours, theirs in zip(candidate, baseline, strict=True))
     difference = paired_difference(candidate, baseline, confidence=gate.confidence, resamples=gate.resamples, seed=seed)
     return Guardrail(
-        name="valid_share",
+        name=name,
         value=difference.high,
-        limit=0.0,
-        ok=difference.high >= 0.0 or differing < fewest_differences(gate.confidence),
+        limit=limit,
+        ok=difference.high >= limit or differing < fewest_differences(gate.confidence),
         explanation=(
-            f"{np.mean(candidate):.1%} of the candidate's answers score above 0, {np.mean(baseline):.1%} of the "
-            f"baseline's; the difference is at most {difference.high:+.3f} with {gate.confidence:.0%} confidence"
+            f"{what}; the difference is at most {difference.high:+.3f} with {gate.confidence:.0%} confidence, "
+            f"tolerated down to {limit:+.3f}"
         ),
-    )
-
-
-def validation_not_worse(pairs: Sequence[PairedScore], *, tolerance: float) -> Guardrail:
-    """Guardrail: on the round's validation set the candidate's mean must not lie more than `tolerance` below.
-
-    A point estimate: the set is small, and its interval would let anything pass. Holds where the set is empty.
-    """
-    if not pairs:
-        return Guardrail("validation", 0.0, -tolerance, True, "the round has no validation samples")
-    difference = float(np.mean([pair.candidate - pair.baseline for pair in pairs]))
-    return Guardrail(
-        name="validation",
-        value=difference,
-        limit=-tolerance,
-        ok=difference >= -tolerance,
-        explanation=f"{difference:+.3f} on {len(pairs)} validation samples, tolerated down to {-tolerance:+.3f}",
     )
 
 
