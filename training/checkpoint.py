@@ -17,6 +17,7 @@ def prepare_process(threads: int | None, accelerator: str) -> None:
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported; see launch.environment
     os.environ["DS_ACCELERATOR"] = accelerator
     if threads is not None:
         import torch
