@@ -26,7 +26,12 @@ def up() -> None:
     """Run everything on this machine: services, traffic, Dagster UI. Ctrl-C stops it."""
     from noria.up import up as run
 
-    raise typer.Exit(run(load()))
+    try:
+        code = run(load())
+    except KeyboardInterrupt:
+        print("Noria has stopped.")
+        code = 0
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -1,8 +1,11 @@
 """Everything on one machine: `noria up`."""
 
 import os
+import signal
 import subprocess
 import sys
+from types import FrameType
+from typing import NoReturn
 
 from noria.config import Config
 from noria.contracts.errors import ConfigError, StationFailed
@@ -23,6 +26,8 @@ def up(config: Config) -> int:
     Returns the exit code. Raises `ConfigError` for what the user must mend first.
     """
     check(config)
+    for number in (signal.SIGINT, signal.SIGTERM):  # set anew: a shell starts its background jobs with SIGINT ignored
+        signal.signal(number, _interrupt)
     with only_one(config):
         require_free_ports(config, PROCESSES)
         prepare_home(config)
@@ -32,14 +37,14 @@ def up(config: Config) -> int:
         _say("Starting the services (the UI takes about half a minute) …")
         with Services(config, PROCESSES, started=lambda name: _say(f"  {name} answers")) as services:
             _say(greeting(config))
-            try:
-                code = services.wait()
-            except KeyboardInterrupt:
-                _say("Stopping …")
-                return 0
+            code = services.wait()
             _say(f"A process has ended, and so the others were stopped. The last lines of {services.log}:")
             _say(services.last_lines())
             return code or EXIT_STATION
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def upgrade_store(config: Config) -> None:

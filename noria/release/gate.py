@@ -103,7 +103,7 @@ def valid_share(pairs: Sequence[PairedScore], *, gate: GateConfig, seed: int) ->
 
 
 def validation_not_worse(pairs: Sequence[PairedScore], *, gate: GateConfig, seed: int) -> Guardrail:
-    """Guardrail: on the validation set the candidate must not be worse by more than `gate.validation_tolerance`.
+    """Guardrail: on the validation set the candidate must not fall by more than `gate.validation_tolerance`.
 
     Holds where the set is empty.
     """
@@ -124,7 +124,7 @@ def _not_below(
     gate: GateConfig,
     seed: int,
 ) -> Guardrail:
-    """Broken when the whole interval of the paired difference lies below `limit`; the value is the interval's upper end.
+    """Broken when the whole interval of the paired difference lies below `limit`; its value is the upper end.
 
     A point estimate would fail good rounds by chance: on 30 samples its standard error is about 0.08. Fewer differing
     items than `fewest_differences` break nothing.
