@@ -106,7 +106,12 @@ def test_traffic_is_in_the_warehouse_exactly_once(wheel: Wheel) -> None:
 def test_reward_rises_over_two_rounds(wheel: Wheel) -> None:
     turn(wheel, FIRST)
     turn(wheel, SECOND)
-    assert mean_reward(wheel, SECOND) > mean_reward(wheel, FIRST)
+    artifacts = artifacts_of(wheel)
+    # On the same 174 held-out items; the rollouts of two rounds are on different samples and more noisy.
+    before = load_report(artifacts, FIRST).baseline_score.mean
+    after = load_report(artifacts, SECOND).candidate_score.mean
+    assert after > before + 0.05
+    assert 0 < mean_reward(wheel, FIRST) < 1
 
 
 def test_a_round_trains_the_checkpoint_of_the_round_before(wheel: Wheel) -> None:
