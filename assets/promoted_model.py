@@ -1,15 +1,17 @@
 """Station 8: the release, by the evidence of the report alone."""
 
+from collections.abc import Sequence
+
 import dagster as dg
 
 from assets.checkpoint import checkpoint_dir, health_result
 from assets.eval_report import fully_right, load_report, report_path, report_result
 from assets.partitions import round_of, rounds
-from assets.pictures import table
+from assets.pictures import figure, picture, png_of, table
 from noria.contracts.errors import IntegrityError
 from noria.contracts.report import EvalReport, Verdict
 from noria.contracts.round import Round
-from noria.release.chain import CHECKPOINT
+from noria.release.chain import CHECKPOINT, round_numbers
 from noria.release.registry import Registry
 from noria.stores.artifacts import Artifacts
 from resources.policy import Policy
@@ -50,6 +52,40 @@ def release_by_report(artifacts: Artifacts, registry: Registry, round_: Round) -
     return report
 
 
+def reports_until(artifacts: Artifacts, round_: Round) -> list[EvalReport]:
+    """The reports of the target's rounds up to this one, ascending; rounds without one are left out."""
+    earlier = [Round(round_.target, number) for number in round_numbers(artifacts, round_.target)]
+    return [
+        load_report(artifacts, one)
+        for one in earlier
+        if one.number <= round_.number and artifacts.exists(report_path(artifacts, one))
+    ]
+
+
+def over_rounds(reports: Sequence[EvalReport]) -> bytes:
+    """Held-out accuracy of each round's checkpoint and of what was live, as a PNG; promotions are filled."""
+    numbers = [Round.parse(report.round).number for report in reports]
+    candidate = [fully_right([pair.candidate for pair in report.pairs]) for report in reports]
+    live = [fully_right([pair.baseline for pair in report.pairs]) for report in reports]
+    passed = [report.verdict is Verdict.PASS for report in reports]
+    fig = figure()
+    axis = fig.subplots()
+    axis.step(numbers, live, where="mid", color="tab:grey", label="live, when the round was judged")
+    axis.plot(numbers, candidate, color="tab:blue", marker="o", markerfacecolor="white", label="the round's checkpoint")
+    axis.plot(
+        [number for number, promoted in zip(numbers, passed, strict=True) if promoted],
+        [value for value, promoted in zip(candidate, passed, strict=True) if promoted],
+        linestyle="none",
+        marker="o",
+        color="tab:blue",
+        label="promoted",
+    )
+    axis.set(xlabel="round", ylabel="fully right, held out", ylim=(0, 1), title=reports[-1].target)
+    axis.set_xticks(numbers)
+    axis.legend(loc="lower right", fontsize="small")
+    return png_of(fig)
+
+
 @dg.asset(
     deps=["eval_report"],
     partitions_def=rounds,
@@ -81,6 +117,7 @@ def promoted_model(
             "promoted": 1 if report.verdict is Verdict.PASS else 0,
             "accuracy": fully_right([pair.candidate for pair in report.pairs]),
             "report_sha256": stores.artifacts.sha256(report_path(stores.artifacts, round_)),
+            "over_rounds": picture(over_rounds(reports_until(stores.artifacts, round_)), "accuracy over the rounds"),
             "history": table(
                 [
                     {"at": event.at.isoformat(), "version": event.version, "to": event.to_state.value, "why": event.why}
