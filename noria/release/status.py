@@ -82,8 +82,12 @@ def _reached(artifacts: Artifacts, round_: Round) -> str:
 
 
 def _waits_for(config: Config, name: str, warehouse: Warehouse, artifacts: Artifacts, last: Round | None) -> str:
-    if last is not None and _reached(artifacts, last) != "done":
-        return "its round to end"
+    if last is not None:
+        reached = _reached(artifacts, last)
+        if reached.startswith("failed"):
+            return "the sensor to take its failed round up again"
+        if reached != "done":
+            return "its round to end"
     try:
         cursor = read_plan(artifacts, last).cursor if last else 0
     except NotFound:
