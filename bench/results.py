@@ -43,7 +43,12 @@ def latest() -> list[Figure]:
 
 
 def _commit() -> str:
-    answer = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return answer.stdout.strip() or "unknown"
+    """The commit that was measured; `-dirty` if anything but the results themselves differs from it."""
+    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+    changed = _git("status", "--porcelain", "--", ".", ":!bench/results.jsonl", ":!bench/learning.jsonl", ":!docs")
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    answer = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return answer.stdout.strip()

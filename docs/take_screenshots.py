@@ -1,4 +1,4 @@
-"""The README's screenshots, from a Noria that runs: `python docs/take_screenshots.py ROUND` (needs Debian's chromium)."""
+"""The README's screenshots, from a Noria that runs: `python docs/take_screenshots.py ROUND` (needs chromium)."""
 
 import sys
 from pathlib import Path
