@@ -20,6 +20,17 @@ from resources.stores import Stores
 from training.spec import MODEL_DIR
 
 
+def is_due(artifacts: Artifacts, registry: Registry, round_: Round) -> bool:
+    """Whether the round's report asks for a release that has not been made by this very report yet."""
+    report = load_report(artifacts, round_)
+    report_sha256 = artifacts.sha256(report_path(artifacts, round_))
+    made = any(
+        event.version == report.candidate and event.report_sha256 == report_sha256
+        for event in registry.events(report.target)
+    )
+    return report.verdict is Verdict.PASS and not made
+
+
 def release_by_report(artifacts: Artifacts, registry: Registry, round_: Round) -> EvalReport:
     """Promote the round's checkpoint if its report says so; read again here, because checks block only their own run.
 
@@ -27,13 +38,9 @@ def release_by_report(artifacts: Artifacts, registry: Registry, round_: Round) -
     `ReleaseConflict` when another version went live since the report was made.
     """
     report = load_report(artifacts, round_)
-    report_sha256 = artifacts.sha256(report_path(artifacts, round_))
-    done = any(
-        event.version == report.candidate and event.report_sha256 == report_sha256
-        for event in registry.events(report.target)
-    )
-    if report.verdict is not Verdict.PASS or done:
+    if not is_due(artifacts, registry, round_):
         return report
+    report_sha256 = artifacts.sha256(report_path(artifacts, round_))
     for result in (
         report_result(artifacts, report),
         health_result(artifacts, checkpoint_dir(artifacts, round_)),
@@ -104,7 +111,7 @@ def promoted_model(
     target = str(round_.target)
     registry = releases.registry
     before = registry.current(target)
-    if load_report(stores.artifacts, round_).verdict is Verdict.PASS:
+    if is_due(stores.artifacts, registry, round_):
         policy.preload(round_.key)
     report = release_by_report(stores.artifacts, registry, round_)
     live = registry.current(target)
