@@ -1,6 +1,6 @@
 """The command `noria`: every verb calls one function."""
 
-import subprocess
+import os
 import sys
 from typing import Annotated
 
@@ -42,7 +42,8 @@ def demo(
 ) -> None:
     """Turn the wheel a fixed number of rounds without the UI, and print a table of the rounds."""
     command = [sys.executable, "-m", "pipelines.demo", "--rounds", str(rounds), "--seed", str(seed)]
-    raise typer.Exit(subprocess.run([*command, *(["--json"] if json else [])], check=False).returncode)
+    # This process becomes the demo: a signal to it reaches the demo, which ends its services.
+    os.execv(sys.executable, [*command, *(["--json"] if json else [])])
 
 
 @app.command()

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from types import FrameType, TracebackType
+from typing import NoReturn, Self
 
 import httpx
 import psutil
@@ -121,6 +121,19 @@ def environment(config: Config) -> dict[str, str]:
         "NORIA_UI__PORT": str(config.ui.port),
         MARK: str(config.home_dir),
     }
+
+
+def interrupt_on_signals() -> None:
+    """Make SIGINT and SIGTERM raise `KeyboardInterrupt` in this process, so that what it started is ended with it.
+
+    SIGINT is set too: a shell starts its background jobs with SIGINT ignored, and Python leaves it so.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
 
 
 @contextmanager

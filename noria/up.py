@@ -1,17 +1,21 @@
 """Everything on one machine: `noria up`."""
 
 import os
-import signal
 import subprocess
 import sys
-from types import FrameType
-from typing import NoReturn
 
 from noria.config import Config
 from noria.contracts.errors import ConfigError, StationFailed
 from noria.contracts.release import Release
 from noria.preflight import check
-from noria.processes import Services, environment, only_one, prepare_home, require_free_ports
+from noria.processes import (
+    Services,
+    environment,
+    interrupt_on_signals,
+    only_one,
+    prepare_home,
+    require_free_ports,
+)
 from noria.release.registry import Registry
 from noria.stores.artifacts import Artifacts
 from noria.stores.online import OnlineStore
@@ -26,8 +30,7 @@ def up(config: Config) -> int:
     Returns the exit code. Raises `ConfigError` for what the user must mend first.
     """
     check(config)
-    for number in (signal.SIGINT, signal.SIGTERM):  # set anew: a shell starts its background jobs with SIGINT ignored
-        signal.signal(number, _interrupt)
+    interrupt_on_signals()
     with only_one(config):
         require_free_ports(config, PROCESSES)
         prepare_home(config)
@@ -41,10 +44,6 @@ def up(config: Config) -> int:
             _say(f"A process has ended, and so the others were stopped. The last lines of {services.log}:")
             _say(services.last_lines())
             return code or EXIT_STATION
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def upgrade_store(config: Config) -> None:

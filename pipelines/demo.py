@@ -23,7 +23,7 @@ from noria.contracts.report import EvalReport
 from noria.contracts.round import Round, Target
 from noria.loading import load_function
 from noria.preflight import check
-from noria.processes import Services, environment, only_one, prepare_home
+from noria.processes import Services, environment, interrupt_on_signals, only_one, prepare_home
 from noria.release.gate import report_from_json
 from noria.release.statistics import accuracy_interval
 from noria.stores.artifacts import Artifacts
@@ -35,6 +35,7 @@ STATIONS = ("train_set", "val_set", "trajectories", "rewarded_batch", "checkpoin
 CALLS_BETWEEN_ROUNDS = 60
 """Live requests after each round; they show what the released version does for its users."""
 TRAFFIC_RATE = 40.0
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +264,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    interrupt_on_signals()
     try:
         result = run_demo(demo_config(arguments.seed), arguments.rounds)
+    except KeyboardInterrupt:
+        sys.stderr.write("The demo has stopped.\n")
+        return EXIT_INTERRUPTED
     except NoriaError as error:
         sys.stderr.write(f"noria: {error}\n")
         return 2 if isinstance(error, ValueError) else 1

@@ -40,7 +40,7 @@ class Wheel:
         return execute(defs, self.instance, job, partition)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wheel]:
     home = tmp_path_factory.mktemp("wheel")
     proxy, policy, judge, ui, agent = free_ports(5)
