@@ -28,9 +28,11 @@ def test_a_second_noria_on_the_same_home_is_refused(config: Config) -> None:
 
 
 def test_the_home_is_free_again_afterwards(config: Config) -> None:
+    held = []
     for _ in range(2):
         with only_one(config):
-            pass
+            held.append(config.home_dir)
+    assert len(held) == 2
 
 
 def test_what_a_killed_one_left_behind_is_ended_and_nothing_else(config: Config) -> None:
