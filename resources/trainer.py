@@ -51,7 +51,7 @@ class Trainer(dg.ConfigurableResource[object]):
                 env={**os.environ, **environment, **session.get_bootstrap_env_vars()},
                 start_new_session=True,
             )
-            tail = _Tail(log)
+            tail = Tail(log)
             try:
                 while process.poll() is None:
                     time.sleep(POLL_SECONDS)
@@ -67,18 +67,31 @@ class Trainer(dg.ConfigurableResource[object]):
         return tail.records
 
 
-class _Tail:
-    """Reads the complete lines that were appended to a JSON-lines file since the last look."""
+class Tail:
+    """Reads the complete lines that were appended to a JSON-lines file since the last look.
+
+    A training that resumes puts a new file in the old one's place; then `records` begins again with that file, and only
+    its lines of steps that have not been seen are new.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: list[dict[str, Any]] = []
+        self._file: int | None = None
         self._offset = 0
+        self._seen: list[dict[str, Any]] = []
 
     def new_records(self) -> Iterator[dict[str, Any]]:
-        if not self.path.exists():
+        """The records that have come since the last call."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
             return
-        with self.path.open("rb") as file:
+        with file:
+            number = os.fstat(file.fileno()).st_ino
+            if number != self._file:
+                self._file, self._offset = number, 0
+                self._seen, self.records = self.records, []
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -86,7 +99,8 @@ class _Tail:
                 self._offset += len(line)
                 record = json.loads(line)
                 self.records.append(record)
-                yield record
+                if record not in self._seen:
+                    yield record
 
 
 def _observe(context: dg.AssetExecutionContext, records: Iterator[dict[str, Any]]) -> None:

@@ -54,7 +54,10 @@ class StepLog(TrainerCallback):
             return
         done = state.global_step - self.start
         kept = [line for line in read_log(self.path) if line["step"] <= done]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        # By rename: whoever follows the log sees that it is another file, not one that became shorter under its feet.
+        temporary = self.path.with_name(f".{self.path.name}")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        temporary.replace(self.path)
         self._file = self.path.open("a")
         self._bar = tqdm(total=self.steps, initial=done, desc=self.title, unit="step", mininterval=1.0)
 
