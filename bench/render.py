@@ -1,4 +1,4 @@
-"""docs/performance.md and its plots, from bench/results.jsonl and bench/learning.jsonl: `python -m bench.render`."""
+"""docs/performance.md and its plots, from the lines of JSON in bench/: `python -m bench.render`."""
 
 import json
 from collections import defaultdict
@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure as Plot
 
+from bench import proxy_table
 from bench.results import ROOT, Figure, latest
 
 LEARNING = ROOT / "bench" / "learning.jsonl"
@@ -18,11 +19,15 @@ def table(figures: list[Figure]) -> str:
     """The figures as a Markdown table."""
     lines = ["| figure | value | peer | ratio | commit | date |", "|---|---:|---|---:|---|---|"]
     for figure in figures:
-        peer = f"{figure.peer}: {figure.peer_value:.3g} {figure.unit}" if figure.peer_value is not None else ""
+        peer = f"{figure.peer}: {_rounded(figure.peer_value)} {figure.unit}" if figure.peer_value is not None else ""
         ratio = f"{figure.ratio:.2f}" if figure.ratio is not None else ""
-        value = f"{figure.value:.3g} {figure.unit}"
+        value = f"{_rounded(figure.value)} {figure.unit}"
         lines.append(f"| `{figure.name}` | {value} | {peer} | {ratio} | {figure.commit} | {figure.date} |")
     return "\n".join(lines)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def plot_stations(figures: list[Figure], path: Path) -> None:
@@ -64,6 +69,20 @@ def plot_learning(path: Path) -> None:
     plot.savefig(path, dpi=110)
 
 
+def proxy_section() -> str:
+    """The proxy's part of the page, with its plot; nothing before `bench.proxy` has run."""
+    rows = proxy_table.read()
+    if not rows:
+        return ""
+    proxy_table.plot(rows, IMAGES / "proxy.png")
+    return f"""
+## The proxy
+
+{proxy_table.section(rows)}
+![calls per second and latency added](images/proxy.png)
+"""
+
+
 def main() -> None:
     """Write the page and the plots."""
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -72,7 +91,7 @@ def main() -> None:
     plot_learning(IMAGES / "learning.png")
     page = f"""# Performance
 
-Written by `make bench` from `bench/results.jsonl`; do not edit. Measured on two shared CPU cores: compare, do not
+Written by `make bench` from `bench/*.jsonl`; do not edit. Measured on two shared CPU cores: compare, do not
 quote.
 
 {table(figures)}
@@ -82,7 +101,7 @@ starting the trainer, the agent and the proxy, checks, files. The peer of a roun
 and updates in one process, without an agent, proxy, store, gate or lineage.
 
 ![seconds per station](images/stations.png)
-
+{proxy_section()}
 ## Learning
 
 `bench/learning.jsonl` holds the held-out accuracy of the example's router by the number of sampled rollouts: Noria's

@@ -25,28 +25,28 @@ class Figure:
 
 
 def record(name: str, value: float, unit: str, *, peer: str | None = None, peer_value: float | None = None) -> Figure:
-    """Append one figure with the commit and date of now, and return it."""
+    """Append one figure with the commit and date of now, and return it; with several peers, one figure for each."""
     ratio = value / peer_value if peer_value else None
-    figure = Figure(name, value, unit, peer, peer_value, ratio, _commit(), datetime.now(UTC).date().isoformat())
+    figure = Figure(name, value, unit, peer, peer_value, ratio, commit(), datetime.now(UTC).date().isoformat())
     with RESULTS.open("a") as file:
         file.write(json.dumps(asdict(figure)) + "\n")
     return figure
 
 
 def latest() -> list[Figure]:
-    """The newest figure of each name, in the order in which the names first appeared."""
-    newest: dict[str, Figure] = {}
+    """The newest figure of each name and peer, names and peers in the order in which they first appeared."""
+    newest: dict[str, dict[str | None, Figure]] = {}
     for line in RESULTS.read_text().splitlines():
         figure = Figure(**json.loads(line))
-        newest[figure.name] = figure
-    return list(newest.values())
+        newest.setdefault(figure.name, {})[figure.peer] = figure
+    return [figure for of_name in newest.values() for figure in of_name.values()]
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit that was measured; `-dirty` if anything but the results themselves differs from it."""
-    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
-    changed = _git("status", "--porcelain", "--", ".", ":!bench/results.jsonl", ":!bench/learning.jsonl", ":!docs")
-    return f"{commit}-dirty" if changed else commit
+    head = _git("rev-parse", "--short", "HEAD") or "unknown"
+    changed = _git("status", "--porcelain", "--", ".", ":!bench/*.jsonl", ":!docs")
+    return f"{head}-dirty" if changed else head
 
 
 def _git(*arguments: str) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from noria.cli_db import db
+from noria.cli_keys import keys
 from noria.config import load
 from noria.contracts.errors import ConfigError, NoriaError
 
@@ -17,8 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-db = typer.Typer(help="The online store.", no_args_is_help=True)
 app.add_typer(db, name="db")
+app.add_typer(keys, name="keys")
 
 
 @app.command()
@@ -82,14 +84,6 @@ def cold_start() -> None:
     prepare_home(config)
     upgrade_store(config)
     make(config)
-
-
-@db.command()
-def upgrade() -> None:
-    """Bring the online store to the current schema."""
-    from noria.up import upgrade_store
-
-    upgrade_store(load())
 
 
 def main() -> None:

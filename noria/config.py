@@ -13,112 +13,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from noria.config_services import (
+    JudgeConfig,
+    PolicyConfig,
+    ProxyConfig,
+    RetentionConfig,
+    Section,
+    StoreConfig,
+    TelemetryConfig,
+    UiConfig,
+)
 from noria.contracts.errors import ConfigError, InvalidRecord
 from noria.contracts.round import Target
 
 ENV_PREFIX = "NORIA_"
 _NOT_CONFIG = {"NORIA_CONFIG", "NORIA_TRAINER_KEY", "NORIA_SERVICES_OF", "NORIA_LAUNCH_HEAD"}
-
-
-class Section(BaseModel):
-    """A table of noria.toml. Unknown keys fail; values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class UpstreamConfig(Section):
-    """A server that answers model calls in the OpenAI wire format."""
-
-    url: str
-    """Base URL without `/v1`."""
-    token_ids: bool = False
-    """Whether it understands `return_token_ids` (the policy server, vLLM)."""
-    api_key_env: str | None = None
-    """Environment variable that holds its API key; the key itself never stands in a file."""
-
-
-class ProxyConfig(Section):
-    """The proxy that the agent's base URL points at."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8700, ge=1, le=65535)
-    tenant: str = "default"
-    app: str = "default"
-    sampling_rate: float = Field(1.0, ge=0.0, le=1.0)
-    """Share of traces that is recorded, decided by a hash of the trace id: a trace is kept whole or not at all."""
-    upstreams: dict[str, UpstreamConfig] = Field(default_factory=dict[str, UpstreamConfig])
-    default_upstream: str = "policy"
-    policy_upstream: str = "policy"
-    """The upstream that serves released and trained versions."""
-    timeout_seconds: float = Field(120.0, gt=0)
-    release_poll_seconds: float = Field(0.25, gt=0)
-    store_flush_seconds: float = Field(0.05, gt=0)
-    spool_fsync: Literal["always", "interval", "never"] = "interval"
-    spool_max_bytes: int = Field(2_000_000_000, gt=0)
-    max_body_bytes: int = Field(32_000_000, gt=0)
-    miss_policy: Literal["fail", "live"] = "live"
-    """What answers a pinned node that has no recording: an error, or the live upstream at temperature 0."""
-
-    @property
-    def url(self) -> str:
-        """Where the proxy listens, without `/v1`."""
-        return f"http://{self.host}:{self.port}"
-
-
-class StoreConfig(Section):
-    """The online store."""
-
-    url: str | None = None
-    """SQLAlchemy URL; by default SQLite in the home folder."""
-
-
-class PolicyConfig(Section):
-    """The policy server: several versions of the model behind one OpenAI-compatible endpoint."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8701, ge=1, le=65535)
-    max_versions: int = Field(4, ge=1)
-    max_batch: int = Field(16, ge=1)
-    batch_wait_ms: float = Field(4.0, ge=0)
-    max_new_tokens: int = Field(64, ge=1)
-    """Cap and default of `max_tokens`."""
-    deterministic: bool = False
-    """Answer every request alone, so that nothing but request, seed and weights decides the answer."""
-    threads: int | None = None
-    device: str = "cpu"
-
-    @property
-    def url(self) -> str:
-        """Where the policy server listens, without `/v1`."""
-        return f"http://{self.host}:{self.port}"
-
-
-class JudgeConfig(Section):
-    """The judge: scores versions on suites."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8702, ge=1, le=65535)
-    concurrency: int = Field(16, ge=1)
-    timeout_seconds: float = Field(600.0, gt=0)
-
-    @property
-    def url(self) -> str:
-        """Where the judge listens."""
-        return f"http://{self.host}:{self.port}"
-
-
-class UiConfig(Section):
-    """The Dagster UI."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(3000, ge=1, le=65535)
-
-    @property
-    def url(self) -> str:
-        """What to open in a browser."""
-        return f"http://{self.host}:{self.port}"
 
 
 class AgentConfig(Section):
@@ -256,6 +167,8 @@ class Config(Section):
     seed: int = Field(0, ge=0)
     proxy: ProxyConfig = ProxyConfig()
     store: StoreConfig = StoreConfig()
+    retention: RetentionConfig = RetentionConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     policy: PolicyConfig = PolicyConfig()
     judge: JudgeConfig = JudgeConfig()
     ui: UiConfig = UiConfig()
@@ -285,6 +198,11 @@ class Config(Section):
             if self.proxy.upstreams and name not in self.proxy.upstreams:
                 known = ", ".join(sorted(self.proxy.upstreams))
                 raise ValueError(f"proxy.{key} is {name!r}, but [proxy.upstreams] has only: {known}")
+        for name, upstream in self.proxy.upstreams.items():
+            for fallback in upstream.fallbacks:
+                if fallback not in self.proxy.upstreams or fallback == name:
+                    known = ", ".join(sorted(self.proxy.upstreams.keys() - {name})) or "none"
+                    raise ValueError(f"proxy.upstreams.{name}.fallbacks has {fallback!r}; other upstreams: {known}")
         return self
 
     @property
@@ -317,6 +235,11 @@ class Config(Section):
     def artifacts_dir(self) -> Path:
         """Sets, trajectories, batches, checkpoints and reports."""
         return self.home_dir / "artifacts"
+
+    @property
+    def bodies_dir(self) -> Path:
+        """Large content of calls, one file for each distinct piece: a part of the online store."""
+        return self.artifacts_dir / "bodies"
 
     @property
     def warehouse_dir(self) -> Path:

@@ -5,6 +5,7 @@ from functools import cached_property
 import dagster as dg
 
 from noria.stores.artifacts import Artifacts
+from noria.stores.bodies import Bodies
 from noria.stores.online import OnlineStore
 from noria.stores.warehouse import Warehouse
 from resources.settings import Settings
@@ -18,7 +19,10 @@ class Stores(dg.ConfigurableResource[object]):
     @cached_property
     def online(self) -> OnlineStore:
         """The calls and scores that the proxy lands, and the releases that it follows."""
-        return OnlineStore(self.settings.config.store_url)
+        config = self.settings.config
+        return OnlineStore(
+            config.store_url, bodies=Bodies(config.bodies_dir), inline_max_bytes=config.store.inline_max_bytes
+        )
 
     @cached_property
     def warehouse(self) -> Warehouse:

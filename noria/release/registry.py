@@ -23,11 +23,25 @@ class Registry:
         return self.live_releases().get(target)
 
     def live_releases(self) -> dict[str, Release]:
-        """The live version of every target that has one: what the proxy routes by."""
+        """The live version of every target that has one."""
         query = select(releases).where(releases.c.state == ReleaseState.LIVE.value)
         with self._store.read() as connection:
             found = [release_from_row(row) for row in connection.execute(query).mappings()]
         return {release.target: release for release in found}
+
+    def serving(self) -> dict[str, tuple[Release | None, Release | None]]:
+        """The live version and the canary of every target that has either: what the proxy shares its traffic among.
+
+        Should a target have several canaries, the one of the latest round counts.
+        """
+        states = [ReleaseState.LIVE.value, ReleaseState.CANARY.value]
+        query = select(releases).where(releases.c.state.in_(states)).order_by(releases.c.target, releases.c.version)
+        found: dict[str, tuple[Release | None, Release | None]] = {}
+        with self._store.read() as connection:
+            for release in map(release_from_row, connection.execute(query).mappings()):
+                live, canary = found.get(release.target, (None, None))
+                found[release.target] = (release, canary) if release.state is ReleaseState.LIVE else (live, release)
+        return found
 
     def releases(self, target: str | None = None) -> list[Release]:
         """Every version that was ever released, of one target or of all, by target and version."""

@@ -77,7 +77,8 @@ def same_weights(version: str | None, other: str | None) -> bool:
 def policy_failure(calls: Sequence[Call], target_node: str) -> str | None:
     """What failed if an upstream did not answer a call of the target node; None if it answered all of them."""
     for call in causal_order(calls):
-        if call.process_node == target_node and call.status is CallStatus.UPSTREAM_ERROR:
+        own = call.process_node == target_node and "pinned" not in call.attributes
+        if own and call.status is CallStatus.UPSTREAM_ERROR:
             return _not_ok(call)
     return None
 
@@ -149,7 +150,8 @@ def _first_error(calls: Sequence[Call], target_node: str, policy_version: str) -
     for call in calls:
         if call.status is not CallStatus.OK:
             return _not_ok(call)
-    own = [call for call in calls if call.process_node == target_node]
+    # What the target embeds is pinned, and nothing of it is trained on.
+    own = [call for call in calls if call.process_node == target_node and "pinned" not in call.attributes]
     if not own:
         nodes = ", ".join(sorted({call.process_node for call in calls})) or "none at all"
         return (

@@ -18,6 +18,9 @@ from noria.contracts.errors import ConfigError, NoriaError
 EXIT_CANNOT_START = 2
 """Exit code for what the user must mend: a key, a port in use, a missing model."""
 
+DRAIN_SECONDS = 10.0
+"""How long running requests have to end after SIGTERM."""
+
 _BACKLOG = 1024
 _log = logging.getLogger("noria.services")
 
@@ -27,22 +30,23 @@ def run(
     build: Callable[[Config], Awaitable[web.Application]],
     address: Callable[[Config], tuple[str, int]],
     *,
-    cancel_on_disconnect: bool = False,
-    drain_seconds: float = 10.0,
+    runner: Callable[[web.Application, Config], web.AppRunner] | None = None,
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
     """Serve one aiohttp application until SIGTERM or SIGINT, then exit with code 0.
 
     `build` makes the application from the configuration and `address` says where it listens. The port is taken before
     `build` runs, so that a port in use is told before a model is loaded; connections are accepted only once the
     application is ready. Any `NoriaError` of loading or building, and any error of binding, ends the process with one
-    line on stderr and exit code 2. `cancel_on_disconnect` cancels a handler whose client has left. On SIGTERM no new
-    connection is taken and running requests have `drain_seconds` to end.
+    line on stderr and exit code 2. `runner` makes another than the plain `AppRunner`. On SIGTERM no new connection is
+    taken and running requests have `DRAIN_SECONDS` to end.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # its plugins announce themselves one by one
     try:
         config = load()
-        asyncio.run(_serve(name, config, build, address(config), cancel_on_disconnect, drain_seconds))
+        with asyncio.Runner(loop_factory=new_event_loop) as loop:
+            loop.run(_serve(name, config, build, address(config), runner or _plain_runner))
     except NoriaError as error:
         sys.stderr.write(f"noria {name}: {error}\n")
         sys.exit(EXIT_CANNOT_START)
@@ -56,8 +60,7 @@ async def _serve(
     config: Config,
     build: Callable[[Config], Awaitable[web.Application]],
     address: tuple[str, int],
-    cancel_on_disconnect: bool,
-    drain_seconds: float,
+    make_runner: Callable[[web.Application, Config], web.AppRunner],
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -68,9 +71,7 @@ async def _serve(
         app = await _unless(stop, build(config))
         if app is None:
             return
-        runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=cancel_on_disconnect, shutdown_timeout=drain_seconds
-        )
+        runner = make_runner(app, config)
         try:
             await runner.setup()
             try:
@@ -82,6 +83,15 @@ async def _serve(
             _log.info("%s is ending", name)
         finally:
             await runner.cleanup()
+
+
+def _plain_runner(app: web.Application, _config: Config) -> web.AppRunner:
+    return web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_SECONDS)
+
+
+def cancelling_runner(app: web.Application, _config: Config) -> web.AppRunner:
+    """Cancels a handler whose client has left."""
+    return web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_SECONDS, handler_cancellation=True)
 
 
 async def _unless(stop: asyncio.Event, building: Awaitable[web.Application]) -> web.Application | None:

@@ -1,45 +1,51 @@
 """The online store: every call, score and release, in the order in which they were committed.
 
 SQLite in WAL mode by default: many readers beside one writer, shared by all processes of one machine. A PostgreSQL URL
-runs the same SQL. Writers take turns (BEGIN IMMEDIATE; an advisory lock on PostgreSQL), so ids become visible in
-ascending order and a follower that remembers the last id it has seen misses nothing.
+runs the same code (noria/stores/online_engine.py has what differs, and how long anything waits).
+
+Following by id: a reader that remembers the last id it has seen misses nothing. Writers take turns (BEGIN IMMEDIATE; an
+advisory lock on PostgreSQL, which a trigger takes for programs that do not know of it), so ids become visible in
+ascending order. Besides, the methods that followers use (`…_after`, `last_…_id`) read on PostgreSQL only rows whose
+transaction lies below `pg_snapshot_xmin`, the oldest one that still runs. That alone would not do: a transaction may
+draw a low id and get a high number, and commit behind one that was read already; bench/follow.py shows it. The price is
+that a long writing transaction on that server, of whatever database, holds followers back while it runs; it never makes
+them skip. A writer that stalls loses its turn after `STALLED_SECONDS`.
 """
 
-import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Engine,
     Select,
     Table,
     and_,
     bindparam,
-    create_engine,
     delete,
-    event,
     func,
-    make_url,
     or_,
     select,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, ProgrammingError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from noria.contracts.call import Call, CallTokens, Score
 from noria.contracts.errors import ConfigError, NotFound
 from noria.stores import tables
-from noria.stores.tables import SCORE_KEY, call_tokens, calls, release_events, scores
+from noria.stores.bodies import Bodies
+from noria.stores.bodies_rows import move_out, put_back, require_all
+from noria.stores.online_engine import make_engine, prepare_file, reading, require_utf8, take_turn, writing
+from noria.stores.online_errors import is_away as is_away
+from noria.stores.online_errors import is_schema_missing
+from noria.stores.online_insert import insert_bodies, insert_calls, insert_tokens
+from noria.stores.tables import LARGE, SCORE_KEY, call_tokens, calls, release_events, scores
 
-BUSY_SECONDS = 30.0
-"""How long a writer waits for its turn."""
+INLINE_MAX_BYTES = 65_536
 
-_WRITES = "noria_writes"
-_ADVISORY_LOCK = 0x6E6F726961  # "noria"
 _IDS_PER_QUERY = 500
 
 _CALLS_WITH_TOKENS: Select[Any] = select(
@@ -50,31 +56,36 @@ _CALLS_WITH_TOKENS: Select[Any] = select(
 class OnlineStore:
     """Calls, scores and releases behind one SQLAlchemy URL; safe to share between threads.
 
-    Connects lazily; `upgrade` creates or migrates the schema. Raises `ConfigError` for a URL that cannot serve.
+    Connects lazily; `upgrade` creates or migrates the schema. `bodies` keeps strings of more than `inline_max_bytes`
+    outside the tables; without it they stay in the rows. Raises `ConfigError` for a URL that cannot serve. What any
+    method raises when the database cannot be used, or refuses a row, `is_away` tells apart.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, bodies: Bodies | None = None, inline_max_bytes: int = INLINE_MAX_BYTES) -> None:
         self.url = url
-        self._engine = _make_engine(url)
-        self._insert: Any = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+        self.bodies = bodies
+        self._inline_max_bytes = inline_max_bytes
+        self._engine = make_engine(url)
+        self._insert: Any = sqlite.insert if self.dialect == "sqlite" else postgresql.insert
 
     # Schema and connections
 
     def upgrade(self) -> None:
         """Create the schema or migrate it to the newest revision; safe when several processes do it at once.
 
-        Raises `ConfigError` when the schema is of a later Noria.
+        Raises `ConfigError` when the schema is of a later Noria, and for a PostgreSQL database that is not in UTF-8.
         """
         from alembic import command
         from alembic.config import Config
         from alembic.util import CommandError
 
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._use_wal()
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            prepare_file(self._engine)
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
         with self.write() as connection:
+            require_utf8(connection)
             config.attributes["connection"] = connection
             try:
                 command.upgrade(config, "head")
@@ -83,46 +94,64 @@ class OnlineStore:
 
     def schema_current(self) -> bool:
         """Whether the schema exists and is at the newest revision."""
-        found, needed = self._revisions()
-        return found == needed
+        return self.schema_problem() is None
 
-    def _revisions(self) -> tuple[str | None, str | None]:
+    def schema_problem(self) -> str | None:
+        """Why the schema cannot be used and what mends it, as one sentence; None if it is the right one.
+
+        Raises the driver's error when the database cannot be reached.
+        """
         from alembic.runtime.migration import MigrationContext
-        from alembic.script import ScriptDirectory
 
-        needed = ScriptDirectory(str(_MIGRATIONS)).get_current_head()
-        if self._file is not None and not self._file.exists():
-            return None, needed  # connecting would create an empty file
+        needed, known = _revisions()
+        found: str | None = None
+        if self.file is None or self.file.exists():  # connecting would create an empty file
+            with self._engine.connect() as connection:
+                found = MigrationContext.configure(connection).get_current_revision()
+        if found == needed:
+            return None
+        mend = "run `noria db upgrade`" if found in known else "a later Noria has been here: run that one"
+        return f"the online store {self._engine.url!r} is at schema revision {found}, this Noria needs {needed}; {mend}"
+
+    def ping(self) -> None:
+        """One trip to the database and back. Raises what `is_away` knows when it is not there."""
+        if self.file is not None and not self.file.exists():
+            raise ConfigError(f"there is no online store at {self.file}; run `noria db upgrade`")
         with self._engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision(), needed
+            connection.execute(select(1))
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection in a transaction that sees one state of the store."""
-        with self._explained(), self._engine.connect() as connection, connection.begin():
+        with self._explained(), reading(self._engine) as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection in a transaction that no other writer runs beside; commits at the end, or rolls back."""
-        with (
-            self._explained(),
-            self._engine.connect().execution_options(**{_WRITES: True}) as connection,
-            connection.begin(),
-        ):
-            if connection.dialect.name == "postgresql":
-                connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+        with self._explained(), writing(self._engine) as connection, connection.begin():
+            take_turn(connection)
             yield connection
+
+    @contextmanager
+    def upkeep(self) -> Iterator[Connection]:
+        """A connection outside any transaction, for what databases do only there (VACUUM)."""
+        with self._explained(), self._engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
 
     @property
-    def _file(self) -> Path | None:
-        if self._engine.dialect.name != "sqlite":
-            return None
-        return Path(str(self._engine.url.database))
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._engine.dialect.name
+
+    @property
+    def file(self) -> Path | None:
+        """The file of a SQLite store."""
+        return Path(str(self._engine.url.database)) if self.dialect == "sqlite" else None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -130,63 +159,56 @@ class OnlineStore:
         try:
             yield
         except (OperationalError, ProgrammingError) as error:
-            found, needed = self._revisions()
-            if found == needed:
+            no_file = self.file is not None and not self.file.exists()
+            if not (no_file or is_schema_missing(error.orig)):
                 raise
-            raise ConfigError(
-                f"the online store {self._engine.url!r} is at schema revision {found}, this Noria needs {needed}; "
-                "start the services or call OnlineStore.upgrade()"
-            ) from error
-
-    def _use_wal(self) -> None:
-        # Changing the journal mode does not wait for the busy timeout; two first starts at once must take turns here.
-        deadline = time.monotonic() + BUSY_SECONDS
-        while True:
-            try:
-                with self._engine.connect() as connection:
-                    raw: Any = connection.connection.dbapi_connection
-                    if raw.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                        raw.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
+            problem = self.schema_problem()
+            if problem is None:
+                raise
+            raise ConfigError(problem) from error
 
     # Calls
 
     def add_calls(self, records: Sequence[Call]) -> int:
         """Append calls with their tokens in one transaction; a uid that is there already changes nothing.
 
-        Returns how many were new. Ids follow the order of `records`. Raises `InvalidRecord` for a time without zone.
+        Returns how many were new. Ids follow the order of `records`. Large strings are on disk as files before a row
+        refers to them. Raises `InvalidRecord` for a time without zone, and for a text that no column can hold.
         """
         rows = [tables.call_to_row(call) for call in records]
-        tokens = [
-            {"call_uid": call.uid, **tables.tokens_to_row(call.tokens)} for call in records if call.tokens is not None
-        ]
         if not rows:
             return 0
+        tokens = [
+            {"uid": row["uid"], **tables.tokens_to_row(call.tokens)}
+            for call, row in zip(records, rows, strict=True)
+            if call.tokens is not None
+        ]
+        kept = [] if self.bodies is None else move_out(self.bodies, rows, self._inline_max_bytes)
         with self.write() as connection:
-            before = _highest(connection, calls)
-            connection.execute(self._insert(calls).on_conflict_do_nothing(index_elements=["uid"]), rows)
-            if tokens:
-                call_id = select(calls.c.id).where(calls.c.uid == bindparam("call_uid")).scalar_subquery()
-                insert = self._insert(call_tokens).values(
-                    call_id=call_id, **{name: bindparam(name) for name in tokens[0] if name != "call_uid"}
-                )
-                connection.execute(insert.on_conflict_do_nothing(index_elements=["call_id"]), tokens)
-            return _count_above(connection, calls, before)
+            if self.bodies is not None:
+                require_all(self.bodies, kept)
+            new = insert_calls(connection, rows)
+            insert_tokens(connection, tokens)
+            insert_bodies(connection, kept)
+            return new
 
     def calls_after(self, call_id: int, limit: int, *, upto: int | None = None, with_tokens: bool = True) -> list[Call]:
-        """At most `limit` calls with an id above `call_id` (and not above `upto`), in id order."""
+        """At most `limit` calls with an id above `call_id` (and not above `upto`), in id order.
+
+        Large strings stay references, as a row's attributes["large"] tells; `call`, `trace` and `traces` put them back.
+        """
         query = (_CALLS_WITH_TOKENS if with_tokens else select(calls)).where(calls.c.id > call_id)
         if upto is not None:
             query = query.where(calls.c.id <= upto)
-        return self._calls(query.order_by(calls.c.id).limit(limit))
+        with self.read() as connection:
+            rows = connection.execute(self._settled(query, calls).order_by(calls.c.id).limit(limit)).mappings()
+            return [tables.call_from_row(row) for row in rows]
 
     def tokens_after(self, call_id: int, limit: int, *, upto: int | None = None) -> list[tuple[int, CallTokens]]:
         """At most `limit` pairs (call id, tokens) with an id above `call_id` (and not above `upto`), in id order."""
         query = select(call_tokens).where(call_tokens.c.call_id > call_id)
+        if self.dialect == "postgresql":
+            query = self._settled(query.join(calls, calls.c.id == call_tokens.c.call_id), calls)
         if upto is not None:
             query = query.where(call_tokens.c.call_id <= upto)
         with self.read() as connection:
@@ -194,15 +216,18 @@ class OnlineStore:
             return [(row["call_id"], tables.tokens_from_row(row)) for row in rows]
 
     def call(self, call_id: int) -> Call:
-        """One call with its tokens. Raises `NotFound`."""
+        """One call with its tokens. Raises `NotFound`, and `IntegrityError` if a file of its content is missing."""
         found = self._calls(_CALLS_WITH_TOKENS.where(calls.c.id == call_id))
         if not found:
             raise NotFound(f"the online store has no call {call_id}; its ids end at {self.last_call_id()}")
         return found[0]
 
-    def trace(self, trace_id: str) -> list[Call]:
-        """The calls of one trace with their tokens, in id order; empty for an unknown trace."""
-        return self._calls(_CALLS_WITH_TOKENS.where(calls.c.trace_id == trace_id).order_by(calls.c.id))
+    def trace(self, trace_id: str, *, tenant: str | None = None) -> list[Call]:
+        """The calls of one trace with their tokens, in id order, of one tenant or all; empty for an unknown trace."""
+        query = _CALLS_WITH_TOKENS.where(calls.c.trace_id == trace_id)
+        if tenant is not None:
+            query = query.where(calls.c.tenant == tenant)
+        return self._calls(query.order_by(calls.c.id))
 
     def traces(self, trace_ids: Iterable[str]) -> list[Call]:
         """The calls of several traces with their tokens, in id order."""
@@ -212,9 +237,9 @@ class OnlineStore:
         return sorted(found, key=lambda call: call.id or 0)
 
     def last_call_id(self) -> int:
-        """The highest id of a call, 0 when there is none."""
+        """The highest id of a call up to which a follower can read, 0 when there is none."""
         with self.read() as connection:
-            return _highest(connection, calls)
+            return int(connection.execute(self._settled(_highest_id(calls), calls)).scalar_one())
 
     def count_calls(self) -> int:
         """How many calls there are."""
@@ -223,7 +248,22 @@ class OnlineStore:
 
     def _calls(self, query: Select[Any]) -> list[Call]:
         with self.read() as connection:
-            return [tables.call_from_row(row) for row in connection.execute(query).mappings()]
+            found = [tables.call_from_row(row) for row in connection.execute(query).mappings()]
+        return [self._whole(call) if LARGE in call.attributes else call for call in found]
+
+    def _whole(self, call: Call) -> Call:
+        if self.bodies is None:
+            raise ConfigError(
+                f"call {call.id} has content in files, and this store was opened without their folder; "
+                "open it with OnlineStore(url, bodies=Bodies(config.bodies_dir))"
+            )
+        return put_back(self.bodies, call)
+
+    def _settled(self, query: Select[Any], table: Table) -> Select[Any]:
+        """Only rows below which no other can appear any more (see the module)."""
+        if self.dialect != "postgresql":
+            return query
+        return query.where(text(f"{table.name}.written_by < pg_snapshot_xmin(pg_current_snapshot())"))
 
     # Scores
 
@@ -266,12 +306,12 @@ class OnlineStore:
         query = select(scores).where(scores.c.id > score_id)
         if upto is not None:
             query = query.where(scores.c.id <= upto)
-        return self._scores(query.order_by(scores.c.id).limit(limit))
+        return self._scores(self._settled(query, scores).order_by(scores.c.id).limit(limit))
 
     def last_score_id(self) -> int:
-        """The highest id of a score, 0 when there is none."""
+        """The highest id of a score up to which a follower can read, 0 when there is none."""
         with self.read() as connection:
-            return _highest(connection, scores)
+            return int(connection.execute(self._settled(_highest_id(scores), scores)).scalar_one())
 
     def scores_of_trace(self, trace_id: str) -> list[Score]:
         """What was said about a trace and about its calls, in id order: later statements stand last."""
@@ -302,8 +342,21 @@ class OnlineStore:
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
 
+@cache
+def _revisions() -> tuple[str | None, frozenset[str | None]]:
+    """The newest revision, and all from which there is a way to it; None stands for a database without a schema."""
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory(str(_MIGRATIONS))
+    return scripts.get_current_head(), frozenset({None, *(one.revision for one in scripts.walk_revisions())})
+
+
+def _highest_id(table: Table) -> Select[Any]:
+    return select(func.coalesce(func.max(table.c.id), 0))
+
+
 def _highest(connection: Connection, table: Table) -> int:
-    return int(connection.execute(select(func.coalesce(func.max(table.c.id), 0))).scalar_one())
+    return int(connection.execute(_highest_id(table)).scalar_one())
 
 
 def _count_above(connection: Connection, table: Table, record_id: int) -> int:
@@ -316,33 +369,3 @@ def _chunks(ids: Iterable[str]) -> Iterator[list[str]]:
     distinct = list(dict.fromkeys(ids))
     for start in range(0, len(distinct), _IDS_PER_QUERY):
         yield distinct[start : start + _IDS_PER_QUERY]
-
-
-def _make_engine(text: str) -> Engine:
-    try:
-        url = make_url(text)
-        backend = url.get_backend_name()
-        if backend not in ("sqlite", "postgresql"):
-            raise ConfigError(f"[store] url names {backend!r}; the online store runs on sqlite or postgresql")
-        if backend == "postgresql":
-            return create_engine(url, pool_pre_ping=True)
-        if url.database in (None, "", ":memory:"):
-            raise ConfigError("[store] url names an in-memory SQLite; the processes of Noria share it: name a file")
-        engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-        raise ConfigError(f"[store] url cannot be used: {error}") from error
-    event.listen(engine, "connect", _on_sqlite_connect)
-    event.listen(engine, "begin", _on_sqlite_begin)
-    return engine
-
-
-def _on_sqlite_connect(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # the driver begins no transaction of its own; `_on_sqlite_begin` does
-    connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode a power cut can lose commits, never corrupt
-    connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _on_sqlite_begin(connection: Connection) -> None:
-    # IMMEDIATE waits for its turn at the start; a deferred transaction that turns from reading to writing fails.
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

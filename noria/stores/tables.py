@@ -3,12 +3,17 @@
 The SQL is what SQLite and PostgreSQL have in common. JSON is stored as text: the wire's own bytes for `input` and
 `output`, ASCII for the rest. Token ids are little-endian int32, logprobs little-endian float64: a quarter of the size
 of JSON, and bit-exact.
+
+On PostgreSQL `calls` and `scores` have one column more, `written_by`: the transaction that wrote the row, which the
+database fills in and only followers read (migration v0002, noria/stores/online.py).
 """
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -106,6 +111,39 @@ call_tokens = Table(
     Column("logprobs", LargeBinary, nullable=False),
 )
 
+call_bodies = Table(
+    "call_bodies",
+    metadata,
+    Column("call_id", ForeignKey("calls.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
+    Column("sha256", Text, primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+    Index("call_bodies_sha256", "sha256"),
+)
+"""Which calls refer to which file of large content: what retention may delete."""
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("hash", Text, nullable=False, unique=True),
+    Column("tenant", Text, nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("revoked_at", UtcDateTime),
+)
+
+pinned_answers = Table(
+    "pinned_answers",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("uid", Text, nullable=False),
+    Column("output", Text, nullable=False),
+    Column("policy_version", Text),
+    Column("at", UtcDateTime, nullable=False),
+)
+"""Answers to pinned calls that had no recording: one for a whole group, whichever proxy asked for it."""
+
 SCORE_KEY = ("target_kind", "target_id", "name", "scorer", "scorer_version")
 """What a score is unique by."""
 
@@ -169,8 +207,61 @@ def _aware(time: datetime, what: str) -> datetime:
     return time
 
 
+LARGE = "large"
+"""Key of `Call.attributes` under which the store keeps what it moved to files (noria/stores/bodies.py)."""
+
+MAX_TEXT_BYTES = 250_000_000
+"""What a column of a row may hold; both databases end at about four times this, in whatever they make of it."""
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def storable(value: str) -> str:
+    """The text without what a text column cannot hold: NUL and lone surrogates become U+FFFD.
+
+    PostgreSQL refuses both in any text, SQLite the second; the rule is the same for both, so that a store can move from
+    one to the other. JSON text is not concerned: there they are written as escapes, which stay as they are.
+    """
+    return value if _is_storable(value) else _UNSTORABLE.sub("\ufffd", value)
+
+
+def _is_storable(value: str) -> bool:
+    return "\x00" not in value and (value.isascii() or _UNSTORABLE.search(value) is None)
+
+
+def _storable_row(row: dict[str, Any], what: str) -> list[str]:
+    """Make every text of a row storable; the names of the columns in which something was replaced."""
+    joined = "".join(value for value in row.values() if type(value) is str)  # one look instead of one a column
+    if len(joined) <= MAX_TEXT_BYTES // 4 and _is_storable(joined):
+        return []
+    replaced: list[str] = []
+    for name, value in row.items():
+        if type(value) is not str:
+            continue
+        if len(value) > MAX_TEXT_BYTES // 4 and len(value.encode(errors="replace")) > MAX_TEXT_BYTES:
+            raise InvalidRecord(f"{what}: {name} has {len(value)} characters; a column holds {MAX_TEXT_BYTES} bytes")
+        if not _is_storable(value):
+            row[name] = storable(value)
+            replaced.append(name)
+    return replaced
+
+
 def call_to_row(call: Call) -> dict[str, Any]:
-    """The call as a row of `calls`, without its id and tokens. Raises `InvalidRecord` for a time without timezone."""
+    """The call as a row of `calls`, without its id and tokens.
+
+    Where a text could not be stored as it is (`storable`), attributes["replaced_characters"] names the columns. Raises
+    `InvalidRecord` for a time without timezone and for a text of more than `MAX_TEXT_BYTES`.
+    """
+    if LARGE in call.attributes:  # only the store says which strings stand for files
+        call = replace(call, attributes={name: value for name, value in call.attributes.items() if name != LARGE})
+    row = _call_to_row(call)
+    replaced = _storable_row(row, f"call {call.uid[:80]!r}")
+    if replaced:
+        row["attributes"] = json.dumps({**call.attributes, "replaced_characters": replaced})
+    return row
+
+
+def _call_to_row(call: Call) -> dict[str, Any]:
     return {
         "uid": call.uid,
         "tenant": call.tenant,
@@ -189,11 +280,11 @@ def call_to_row(call: Call) -> dict[str, Any]:
         "agent_version": call.agent_version,
         "subject": call.subject,
         "consent": call.consent,
-        "reward_score": call.reward_score,
+        "reward_score": None if call.reward_score is None else float(call.reward_score),
         "attributes": json.dumps(dict(call.attributes)),
         "request_time": _aware(call.request_time, f"call {call.uid}: request_time"),
         "response_time": _aware(call.response_time, f"call {call.uid}: response_time"),
-        "duration_ms": call.duration_ms,
+        "duration_ms": float(call.duration_ms),
     }
 
 
@@ -240,12 +331,12 @@ def _unpack(kind: str, data: bytes) -> tuple[Any, ...]:
 
 def score_to_row(score: Score) -> dict[str, Any]:
     """The score as a row of `scores`, without its id. Raises `InvalidRecord` if it cannot be kept as it is."""
-    what = f"score {score.name!r} of {score.target_kind} {score.target_id}"
+    what = f"score {score.name!r} of {score.target_kind} {score.target_id!r}"
     if score.target_kind not in ("trace", "call"):
         raise InvalidRecord(f"{what}: target_kind must be 'trace' or 'call'")
     if not math.isfinite(score.value):
         raise InvalidRecord(f"{what}: value {score.value} is not finite")
-    return {
+    row: dict[str, Any] = {
         "target_kind": score.target_kind,
         "target_id": score.target_id,
         "name": score.name,
@@ -256,6 +347,8 @@ def score_to_row(score: Score) -> dict[str, Any]:
         "at": _aware(score.at, f"{what}: at"),
         "explanation": score.explanation,
     }
+    _storable_row(row, what)
+    return row
 
 
 def score_from_row(row: RowMapping) -> Score:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from noria.config import Config
 from noria.contracts.errors import ConfigError, NotFound
-from noria.services.serving import run
+from noria.services.serving import cancelling_runner, run
 from noria.stores.artifacts import Artifacts
 
 
@@ -37,4 +37,4 @@ def _address(config: Config) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    run("policy server", _build, _address, cancel_on_disconnect=True)
+    run("policy server", _build, _address, runner=cancelling_runner)

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from uuid_utils import uuid7
 
-from noria.config import PolicyConfig
+from noria.config_services import PolicyConfig
 from noria.contracts.errors import InvalidRecord, NotFound, PolicyUnavailable
 from noria.services.policy.engine import Engine
 from noria.services.policy.metrics import PolicyMetrics

@@ -1,20 +1,27 @@
 """`python -m noria.services.proxy`."""
 
+import uvloop
 from aiohttp import web
 
 from noria.config import Config
 from noria.services.proxy.app import create_app
-from noria.services.serving import run
-from noria.stores.online import OnlineStore
+from noria.services.proxy.runner import ProxyRunner
+from noria.services.proxy.writer import open_store
+from noria.services.serving import DRAIN_SECONDS, run
 
 
 async def _build(config: Config) -> web.Application:
-    return create_app(config, OnlineStore(config.store_url))
+    return create_app(config, open_store(config))
 
 
 def _address(config: Config) -> tuple[str, int]:
     return config.proxy.host, config.proxy.port
 
 
+def _runner(app: web.Application, config: Config) -> web.AppRunner:
+    return ProxyRunner(app, config.proxy, drain_seconds=DRAIN_SECONDS)
+
+
 if __name__ == "__main__":
-    run("proxy", _build, _address, cancel_on_disconnect=True)
+    # uvloop: measured at 1.5 to 2 times the calls per second of the standard loop (docs/log.md).
+    run("proxy", _build, _address, runner=_runner, new_event_loop=uvloop.new_event_loop)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
-from noria.config import ProxyConfig
+from noria.config_services import ProxyConfig
 from noria.contracts.call import END2END
 from noria.contracts.errors import InvalidRecord
 from noria.contracts.rollout import META_BAGGAGE, META_HEADER, Directive
+from noria.services.proxy.refusal import Forbidden
 
 DEFAULT_NODE = "default"
 """The node of a caller that names none."""
@@ -46,6 +47,8 @@ class Identity:
     consent: bool = True
     meta: str | None = None
     client_traceparent: str | None = None
+    parent_span_id: str | None = None
+    """The client's own span around the call, 16 hex digits."""
 
     @property
     def target(self) -> str:
@@ -55,13 +58,17 @@ class Identity:
     def in_rollout(self, directive: Directive, traceparent: str | None) -> "Identity":
         """The same caller, in the trace of a rollout; the client's own trace only correlates."""
         own = None if traceparent is None else _clean(traceparent)
-        return replace(self, trace_id=directive.trace_id, client_traceparent=own)
+        return replace(self, trace_id=directive.trace_id, client_traceparent=own, parent_span_id=None)
 
 
-def identify(headers: Mapping[str, str], prefix: Mapping[str, str], proxy: ProxyConfig) -> Identity:
+def identify(
+    headers: Mapping[str, str], prefix: Mapping[str, str], proxy: ProxyConfig, own_tenant: str | None = None
+) -> Identity:
     """Read the identity of a call. `prefix` holds `tenant`, `app` and `node` as far as the URL names them.
 
-    Raises `InvalidRecord` for a name that cannot be one, so that a misspelt label is found on the first call.
+    `own_tenant` is the tenant of the caller's key, None for a caller who may speak for any. Raises `InvalidRecord` for
+    a name that cannot be one, so that a misspelt label is found on the first call, and `Forbidden` for the name of
+    another tenant than the caller's own.
     """
     baggage = parse_baggage(headers["baggage"]) if "baggage" in headers else {}
 
@@ -69,13 +76,21 @@ def identify(headers: Mapping[str, str], prefix: Mapping[str, str], proxy: Proxy
         value = headers.get(header)
         return value if value is not None else baggage.get(key)
 
-    tenant = said("x-noria-tenant", "noria.tenant") or prefix.get("tenant") or proxy.tenant
+    said_tenants = (headers.get("x-noria-tenant"), baggage.get("noria.tenant"), prefix.get("tenant"))
+    tenant = own_tenant or next(filter(None, said_tenants), None) or proxy.tenant
+    if own_tenant is not None:
+        for name in filter(None, said_tenants):
+            if name != own_tenant:
+                raise Forbidden(
+                    f"this key is of tenant {own_tenant!r}, and the request names tenant {_clean(name)[:128]!r}; leave "
+                    "that out of header, baggage and base URL, or use a key of that tenant"
+                )
     app = said("x-noria-app", "noria.app") or prefix.get("app") or proxy.app
     node = said("x-noria-node", "noria.node") or prefix.get("node") or DEFAULT_NODE
     _check("tenant", tenant, _TENANT, "x-noria-tenant")
     _check("app", app, _NAME, "x-noria-app")
     _check("node", node, _NAME, "x-noria-node")
-    trace_id, unread = _trace(headers.get("traceparent"))
+    trace_id, parent_span_id, unread = _trace(headers.get("traceparent"))
     version = said("x-noria-agent-version", "noria.agent_version")
     subject = said("x-noria-subject", "noria.subject")
     consent = said("x-noria-consent", "noria.consent")
@@ -89,12 +104,13 @@ def identify(headers: Mapping[str, str], prefix: Mapping[str, str], proxy: Proxy
         consent=consent is None or consent.strip().lower() in _GRANTED,
         meta=said(META_HEADER, META_BAGGAGE),
         client_traceparent=unread,
+        parent_span_id=parent_span_id,
     )
 
 
-def anonymous(proxy: ProxyConfig) -> Identity:
+def anonymous(proxy: ProxyConfig, own_tenant: str | None = None) -> Identity:
     """Whose call it is when what the caller says cannot be read: a trace of its own, the defaults of noria.toml."""
-    return Identity(proxy.tenant, proxy.app, DEFAULT_NODE, os.urandom(16).hex())
+    return Identity(own_tenant or proxy.tenant, proxy.app, DEFAULT_NODE, os.urandom(16).hex())
 
 
 def check_model_node(identity: Identity) -> None:
@@ -138,13 +154,14 @@ def sampled(trace_id: str, rate: float) -> bool:
 
 def attributes_of(identity: Identity) -> dict[str, Any]:
     """What of the identity has no field of its own in a `Call`."""
-    return {} if identity.client_traceparent is None else {"client_traceparent": identity.client_traceparent}
+    said = {"client_traceparent": identity.client_traceparent, "parent_span_id": identity.parent_span_id}
+    return {name: value for name, value in said.items() if value is not None}
 
 
-def _trace(traceparent: str | None) -> tuple[str, str | None]:
-    """The trace id, and the header as it came if it names none."""
+def _trace(traceparent: str | None) -> tuple[str, str | None, str | None]:
+    """The trace id, the client's span if the header names both, and the header as it came if it does not."""
     if traceparent is None:
-        return os.urandom(16).hex(), None
+        return os.urandom(16).hex(), None, None
     match = _TRACEPARENT.fullmatch(traceparent.strip())
     if (
         match
@@ -153,8 +170,8 @@ def _trace(traceparent: str | None) -> tuple[str, str | None]:
         and match[1] != "ff"
         and (match[1] != "00" or not match[4])
     ):
-        return match[2], None
-    return os.urandom(16).hex(), _clean(traceparent)
+        return match[2], match[3], None
+    return os.urandom(16).hex(), None, _clean(traceparent)
 
 
 def _check(what: str, value: str, rule: re.Pattern[str], header: str) -> None:

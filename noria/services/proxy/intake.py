@@ -1,178 +1,216 @@
-"""What agents and business systems report beside model calls, and where a rollout's records are read."""
+"""What agents and business systems report beside model calls, and where a rollout's records are read.
 
+Tenants do not cross here. A key reads the calls of its own tenant, and what it reports is of its own tenant. A score
+has no tenant of its own: it belongs to whom its trace or call belongs to. So a key's feedback is kept only where the
+store has seen the target and all of it is the key's tenant's; whoever speaks for any tenant may also be early.
+"""
+
+import asyncio
 import dataclasses
+import hashlib
 import json
+import time
+import uuid
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
-from uuid import UUID
+from typing import Any
 
 from aiohttp import web
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from sqlalchemy.exc import SQLAlchemyError
 
-from noria.config import ProxyConfig
-from noria.contracts.call import END2END, Arm, CallStatus, Score, ScoreSource
+from noria.config import Config
+from noria.contracts.access import Scope, without_keys
+from noria.contracts.call import END2END, Arm, Call, Score
 from noria.contracts.call_json import call_to_json
-from noria.contracts.errors import InvalidRecord
+from noria.contracts.errors import ConfigError, InvalidRecord, NotFound
 from noria.rollout.directive import read
-from noria.services.proxy.capture import Exchange, to_text
-from noria.services.proxy.chat import rollout_attributes
-from noria.services.proxy.identity import Identity, hash_subject, identify, is_trace_id, sampled
-from noria.services.proxy.keys import holds_trainer_key
-from noria.services.proxy.recording import Recordings
-from noria.services.proxy.refusal import REFUSALS, StoreUnavailable, TooLarge, error_response, refusal_response
-from noria.services.proxy.relay import name_response
+from noria.services.proxy.access import Access, Caller
+from noria.services.proxy.calls import rollout_attributes
+from noria.services.proxy.identity import Identity, attributes_of, hash_subject, identify, is_trace_id, sampled
+from noria.services.proxy.refusal import REFUSALS, Forbidden, StoreUnavailable, refusal_response
+from noria.services.proxy.relay import TRACE_HEADER, UID_HEADER
+from noria.services.proxy.reports import Episode, Feedback
+from noria.services.proxy.request_body import read_body
 from noria.services.proxy.spool import Spool
+from noria.stores.online import OnlineStore
+from noria.stores.tenants import tenants_of_call, tenants_of_trace
 
-_Model = TypeVar("_Model", bound=BaseModel)
+FLUSH_SECONDS = 15.0
+"""How long a reader of records waits for the spool to be in the store."""
 
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+"""draft-ietf-httpapi-idempotency-key-header"""
 
-def _trace_id(text: str) -> str:
-    if not is_trace_id(text):
-        raise ValueError(f"{text!r} is not a W3C trace id (32 lower-case hex digits, not all zero)")
-    return text
-
-
-TraceId = Annotated[str, AfterValidator(_trace_id)]
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00]*$")]
-
-
-class Feedback(BaseModel):
-    """Body of `POST /v1/feedback`: one statement about a trace or about one call of it."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    trace_id: TraceId | None = None
-    call_uid: UUID | None = None
-    name: Name
-    value: FiniteFloat
-    source: ScoreSource = ScoreSource.USER
-    scorer: Name = "client"
-    scorer_version: Name = "1"
-    explanation: Any = None
-    """Free text, or any JSON."""
-
-    @model_validator(mode="after")
-    def _one_target(self) -> "Feedback":
-        if (self.trace_id is None) == (self.call_uid is None):
-            raise ValueError("it must name either trace_id or call_uid")
-        return self
-
-    def score(self) -> Score:
-        """The same as the store has it, said now."""
-        kind, target = ("trace", self.trace_id) if self.trace_id is not None else ("call", str(self.call_uid))
-        explanation = self.explanation
-        if explanation is not None and not isinstance(explanation, str):
-            explanation = to_text(explanation)
-        return Score(
-            target_kind=kind,
-            target_id=str(target),
-            name=self.name,
-            value=self.value,
-            source=self.source,
-            scorer=self.scorer,
-            scorer_version=self.scorer_version,
-            at=datetime.now(UTC),
-            explanation=explanation,
-        )
-
-
-class Episode(BaseModel):
-    """Body of `POST /v1/episodes`: the whole task, from the user's request to the answer."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    trace_id: TraceId | None = None
-    app: str | None = None
-    request: str
-    response: str = ""
-    status: CallStatus = CallStatus.OK
-    agent_version: str | None = None
-    tenant: str | None = None
-    subject: str | None = None
-    consent: bool | None = None
+_EPISODES = uuid.UUID("5ad1f7f2-6f0e-4b8f-9a55-0d1c7a6f3e21")
+_MAX_IDEMPOTENCY_KEY = 255
 
 
 class Intake:
     """Takes feedback and episodes in, and gives recorded traces out."""
 
-    def __init__(self, proxy: ProxyConfig, key: str, spool: Spool, recordings: Recordings) -> None:
-        self._proxy = proxy
-        self._key = key
+    def __init__(self, config: Config, store: OnlineStore, spool: Spool, access: Access) -> None:
+        self._proxy = config.proxy
+        self._key = config.trainer_key()
+        self._store = store
         self._spool = spool
-        self._recordings = recordings
+        self._access = access
 
     async def feedback(self, request: web.Request) -> web.Response:
-        """Keep a score; also for a trace that is not sampled, or that the proxy has not seen yet."""
+        """Keep a score; of a caller for any tenant also where the trace is not sampled, or was not seen yet."""
         try:
-            score = (await _body(request, Feedback, self._proxy.max_body_bytes)).score()
-            await self._keep(score)
+            caller = self._allowed(request, Scope.FEEDBACK)
+            score = (await read_body(request, Feedback, self._proxy.max_body_bytes)).score()
+            recorded = caller.tenant is None or await self._is_of(caller.tenant, score)
+            if recorded:
+                await self._keep(score)
         except REFUSALS as error:
             return refusal_response(error)[0]
-        return web.json_response({"status": "ok", score.target_kind: score.target_id, "name": score.name})
+        return web.json_response(
+            {"status": "ok", score.target_kind: score.target_id, "name": score.name, "recorded": recorded}
+        )
 
     async def episode(self, request: web.Request) -> web.Response:
-        """Record the end2end row of a trace, if the trace is sampled."""
+        """Record the end2end row of a trace, if the trace is sampled; once, however often a client sends it again.
+
+        The row's uid is made from tenant, trace and content, and from `Idempotency-Key` where the client sends one, so
+        that two equal episodes of one trace can be told from one that was sent twice.
+        """
+        started = time.perf_counter()
+        now = datetime.now(UTC)
         try:
-            episode = await _body(request, Episode, self._proxy.max_body_bytes)
-            exchange = self._exchange(request, episode)
-            if exchange.recorded:
-                exchange.raw = episode.request
-                await self._keep(exchange.call(episode.status, episode.response))
+            caller = self._allowed(request, Scope.CALL)
+            episode = await read_body(request, Episode, self._proxy.max_body_bytes)
+            identity, arm, attributes = self._whose(request, caller, episode)
+            call = Call(
+                uid=_uid(identity, episode, request.headers.get(IDEMPOTENCY_HEADER, "")),
+                tenant=identity.tenant,
+                app=identity.app,
+                process_node=END2END,
+                trace_id=identity.trace_id,
+                model_name="",
+                policy_version=None,
+                arm=arm,
+                input=episode.request,
+                output=episode.response,
+                status=episode.status,
+                request_time=now,
+                response_time=now,
+                duration_ms=(time.perf_counter() - started) * 1000,
+                agent_version=identity.agent_version,
+                subject=identity.subject,
+                consent=identity.consent,
+                attributes={**attributes_of(identity), **attributes},
+            )
+            recorded = arm is Arm.ROLLOUT or sampled(identity.trace_id, self._proxy.sampling_rate)
+            if recorded:
+                await self._keep(call)
         except REFUSALS as error:
             return refusal_response(error)[0]
-        answer = {"status": "ok", "trace_id": exchange.identity.trace_id, "recorded": exchange.recorded}
-        return name_response(web.json_response(answer), exchange)
+        answer = {"status": "ok", "trace_id": call.trace_id, "recorded": recorded}
+        return web.json_response(answer, headers={TRACE_HEADER: call.trace_id, UID_HEADER: call.uid})
 
     async def trace(self, request: web.Request) -> web.Response:
-        """The calls of one trace, with their tokens, in id order; for the holder of the trainer's key."""
-        if not holds_trainer_key(request, self._key):
-            message = "recorded traces are read with Authorization: Bearer <the trainer's key> (NORIA_TRAINER_KEY)"
-            return error_response(401, message, "no_trainer_key")
+        """The calls of one trace that are the caller's tenant's, with their tokens, in id order."""
         trace_id = request.match_info["trace_id"]
         try:
+            caller = self._allowed(request, Scope.TRAINER)
             if not is_trace_id(trace_id):
-                raise InvalidRecord(f"{trace_id!r} is not a W3C trace id (32 lower-case hex digits, not all zero)")
-            calls = await self._recordings.fresh(trace_id)
+                seen = without_keys(trace_id)
+                raise InvalidRecord(f"{seen!r} is not a W3C trace id (32 lower-case hex digits, not all zero)")
+            await self._flushed()
+            body = await self._read(_trace_body, self._store, trace_id, caller.tenant)
+            if body is None:
+                raise _no_such_trace(trace_id, caller.tenant)
         except REFUSALS as error:
             return refusal_response(error)[0]
-        return web.json_response({"calls": [call_to_json(call) for call in calls]})
+        return web.Response(body=body, content_type="application/json")
 
-    async def _keep(self, record: Any) -> None:
+    def _allowed(self, request: web.Request, scope: Scope) -> Caller:
+        caller = self._access.caller(request.headers)
+        self._access.require(caller, scope)
+        return caller
+
+    async def _keep(self, record: Call | Score) -> None:
         if not await self._spool.write(record):
             raise StoreUnavailable("the spool does not take records (noria_unrecorded_total); see the proxy's log")
 
-    def _exchange(self, request: web.Request, episode: Episode) -> Exchange:
-        prefix = {**request.match_info}
+    async def _is_of(self, tenant: str, score: Score) -> bool:
+        """Whether a score of this tenant is to be kept; False for a trace that is not sampled, of which nothing is.
+
+        Raises `NotFound` where the target is unknown or another tenant's, which look alike; `Forbidden` for a trace in
+        which several tenants have calls, where a score would be of all of them; `StoreUnavailable` if nobody can say.
+        """
+        lookup = tenants_of_trace if score.target_kind == "trace" else tenants_of_call
+        tenants = await self._read(lookup, self._store, score.target_id)
+        if tenants != {tenant}:
+            await self._flushed()  # a call of it may have been recorded a moment ago
+            tenants = await self._read(lookup, self._store, score.target_id)
+        if tenants == {tenant}:
+            return True
+        if tenant in tenants:
+            raise Forbidden(
+                f"trace {score.target_id} has calls of other tenants than {tenant!r} too; name one call by call_uid"
+            )
+        if score.target_kind == "call":
+            raise NotFound(f"tenant {tenant!r} has no recorded call {score.target_id}; was its trace sampled?")
+        if not sampled(score.target_id, self._proxy.sampling_rate):
+            return False
+        raise _no_such_trace(score.target_id, tenant)
+
+    async def _flushed(self) -> None:
+        try:
+            await asyncio.wait_for(self._spool.flushed(), FLUSH_SECONDS)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"the spool is not in the store after {FLUSH_SECONDS:g} s; try again") from error
+
+    async def _read(self, what: Any, *args: Any) -> Any:
+        try:
+            return await asyncio.to_thread(what, *args)
+        except (SQLAlchemyError, ConfigError, OSError) as error:
+            raise StoreUnavailable(f"the online store cannot be read: {error}; try again") from error
+
+    def _whose(self, request: web.Request, caller: Caller, episode: Episode) -> tuple[Identity, Arm, dict[str, Any]]:
+        """Whose episode it is, the arm, and the attributes that say so."""
         headers = {name.lower(): value for name, value in request.headers.items()}
         for name in ("tenant", "app"):
             if (said := getattr(episode, name)) is not None:
                 headers[f"x-noria-{name}"] = said  # what the body says counts before any header
-        identity = dataclasses.replace(identify(headers, prefix, self._proxy), node=END2END)
+        identity = dataclasses.replace(identify(headers, request.match_info, self._proxy, caller.tenant), node=END2END)
         changes = {name: getattr(episode, name) for name in ("trace_id", "agent_version", "consent")}
         identity = dataclasses.replace(identity, **{name: said for name, said in changes.items() if said is not None})
         if episode.subject is not None:
             identity = dataclasses.replace(identity, subject=hash_subject(identity.tenant, episode.subject))
         if identity.meta is not None:
-            return self._of_rollout(identity, identity.meta, headers.get("traceparent"))
+            directive = read(identity.meta, self._key)
+            identity = identity.in_rollout(directive, headers.get("traceparent"))
+            return identity, Arm.ROLLOUT, {"rollout": rollout_attributes(directive)}
         if episode.trace_id is None and "traceparent" not in headers:
             raise InvalidRecord("an episode needs a trace_id, in its body or as traceparent")
-        return Exchange(identity, recorded=sampled(identity.trace_id, self._proxy.sampling_rate))
-
-    def _of_rollout(self, identity: Identity, meta: str, traceparent: str | None) -> Exchange:
-        directive = read(meta, self._key)
-        attributes = {"rollout": rollout_attributes(directive)}
-        return Exchange(identity.in_rollout(directive, traceparent), arm=Arm.ROLLOUT, attributes=attributes)
+        return identity, Arm.LIVE, {}
 
 
-async def _body(request: web.Request, model: type[_Model], limit: int) -> _Model:
-    try:
-        value = json.loads(await request.read())
-        return model.model_validate(value)
-    except web.HTTPRequestEntityTooLarge as error:
-        raise TooLarge(f"the request body is over {limit} bytes; proxy.max_body_bytes sets the limit") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "body"
-        raise InvalidRecord(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidRecord(f"the request body is not JSON: {error}") from error
+def _trace_body(store: OnlineStore, trace_id: str, tenant: str | None) -> bytes | None:
+    """The answer as JSON, made in the thread that reads it: a trace may have many megabytes.
+
+    None where a caller of one tenant asks for a trace in which that tenant has no call.
+    """
+    calls = store.trace(trace_id, tenant=tenant)
+    if tenant is not None and not calls:
+        return None
+    return json.dumps({"calls": [call_to_json(call) for call in calls]}).encode()
+
+
+def _no_such_trace(trace_id: str, tenant: str | None) -> NotFound:
+    return NotFound(
+        f"tenant {tenant!r} has no recorded call in trace {trace_id}; was it sampled, was it made with a key of this "
+        "tenant, and has it ended? If it went through another proxy a moment ago, try again"
+    )
+
+
+def _uid(identity: Identity, episode: Episode, idempotency_key: str) -> str:
+    if len(idempotency_key) > _MAX_IDEMPOTENCY_KEY:
+        raise InvalidRecord(
+            f"{IDEMPOTENCY_HEADER} has {len(idempotency_key)} characters; at most {_MAX_IDEMPOTENCY_KEY} are kept apart"
+        )
+    content = hashlib.sha256(episode.model_dump_json().encode()).hexdigest()
+    same = (identity.tenant, identity.app, identity.trace_id, idempotency_key, content)
+    return str(uuid.uuid5(_EPISODES, json.dumps(same)))

@@ -1,25 +1,40 @@
-"""Which keys the proxy needs and checks: the trainer's, and those of its upstreams."""
+"""Which keys the proxy needs before it starts: the trainer's, those of its callers, and those of its upstreams."""
 
-import hmac
 import ipaddress
+import logging
 import os
 
-from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
 
-from noria.config import ProxyConfig, UpstreamConfig
+from noria.config import Config
+from noria.config_services import UpstreamConfig
 from noria.contracts.errors import ConfigError
 from noria.rollout.directive import check_key
+from noria.stores.api_keys import ApiKeys
+from noria.stores.online import OnlineStore
 
-TRAINER_KEY_ENV = "NORIA_TRAINER_KEY"
+_log = logging.getLogger("noria.services.proxy")
 
 
-def check_exposure(proxy: ProxyConfig, trainer_key: str) -> None:
-    """Raise `ConfigError` if the trainer's key is too short, or nobody chose one and the proxy would face a network."""
-    check_key(trainer_key)
-    if not is_loopback(proxy.host) and not os.environ.get(TRAINER_KEY_ENV):
+def check_exposure(config: Config, store: OnlineStore) -> None:
+    """Raise `ConfigError` if the trainer's key is too short, or if a network would reach a proxy that has no API key.
+
+    Where the store is away or not at this schema nobody can say; then the proxy starts and lets nobody in until it can
+    read the keys (`Access`).
+    """
+    check_key(config.trainer_key())
+    if is_loopback(config.proxy.host):
+        return
+    try:
+        any_key = bool(ApiKeys(store).active())
+    except (SQLAlchemyError, ConfigError, OSError) as error:
+        _log.warning("API keys cannot be read from the online store; until then nobody is let in: %s", error)
+        return
+    if not any_key:
         raise ConfigError(
-            f"proxy.host is {proxy.host!r}, which other machines can reach, but no key was chosen; set "
-            f"{TRAINER_KEY_ENV} (32 bytes or more) for proxy and driver, or set proxy.host to 127.0.0.1"
+            f"proxy.host is {config.proxy.host!r}, which other machines can reach, but the online store has no API "
+            f"key in use; make one with `noria keys create --tenant {config.proxy.tenant} --scope call`, or set "
+            "proxy.host to 127.0.0.1"
         )
 
 
@@ -31,14 +46,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def holds_trainer_key(request: web.Request, trainer_key: str) -> bool:
-    """Whether the request carries `Authorization: Bearer <trainer's key>`."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    # Compared as bytes: compare_digest refuses text beyond ASCII, and a header may hold any.
-    sent = token.strip().encode(errors="surrogateescape")
-    return scheme.lower() == "bearer" and hmac.compare_digest(sent, trainer_key.encode())
 
 
 def upstream_key(name: str, upstream: UpstreamConfig) -> str | None:

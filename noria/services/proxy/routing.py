@@ -1,35 +1,32 @@
-"""Which upstream answers a call: a rollout's directive first, then the release table, then the default upstream."""
+"""Which upstream answers a call: a rollout's directive first, then the release table, then the model's name.
 
-import asyncio
-import logging
+A call without a directive goes to what serves its target: the canary for its share of the traces, else the live
+version. A target without a release is answered by the first upstream of noria.toml whose `models` match the name that
+the caller asked for, else by `proxy.default_upstream`.
+"""
+
+import fnmatch
+import hashlib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noria.config import Config
 from noria.contracts.call import Arm
-from noria.contracts.errors import ConfigError
 from noria.contracts.rollout import Directive
-from noria.release.registry import Registry
+from noria.services.proxy.exchange import Kind
 from noria.services.proxy.identity import Identity
-from noria.services.proxy.keys import upstream_key
-from noria.stores.online import OnlineStore
-
-_log = logging.getLogger("noria.services.proxy")
+from noria.services.proxy.serving_table import ReleaseTable
+from noria.services.proxy.upstreams import Upstream, open_upstreams
 
 TRUNCATING = frozenset({"top_p", "top_k", "min_p"})
 """Request fields that cut the distribution; a rollout's answers are sampled from the whole of it."""
 
+GENERATING = frozenset(Kind) - {Kind.EMBEDDING}
+"""What a released version answers: it is a language model, and a vector of it would mean nothing to an index."""
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """A server that answers model calls: `url` without `/v1`; `key` its API key, None to pass on the caller's."""
-
-    name: str
-    url: str
-    token_ids: bool
-    key: str | None
-    is_policy: bool
+_STREAMING = frozenset({"stream", "stream_options"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +37,8 @@ class Route:
     tokens     whether to ask for token ids and logprobs
     overrides  further fields of the body that are set
     drop       fields that are taken out
+    fallbacks  upstreams that are asked next where this one does not answer
+    pass_key   whether the caller's own key goes on to an upstream that has none configured
     """
 
     upstream: Upstream
@@ -48,53 +47,41 @@ class Route:
     tokens: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
     drop: frozenset[str] = frozenset()
+    fallbacks: tuple[Upstream, ...] = ()
+    pass_key: bool = True
+
+    @property
+    def retries(self) -> int:
+        """How often the call is tried again at this upstream."""
+        return self.upstream.retries
 
     def policy_version(self, asked: str) -> str | None:
         """The version that answers, None where the upstream is not the policy server."""
         return (self.model or asked) if self.upstream.is_policy else None
 
+    def legs(self) -> tuple["Route", ...]:
+        """This route and then one for each fallback.
 
-class ReleaseTable:
-    """The live version of every target, as of the last look at the store; kept where the store is away."""
-
-    def __init__(self, store: OnlineStore, poll_seconds: float) -> None:
-        self._store = store
-        self._poll_seconds = poll_seconds
-        self._live: Mapping[str, str] = {}
-        self._head: int | None = None
-        self._away = False
-
-    def live(self, target: str) -> str | None:
-        """The version that serves a target, None if none was ever released."""
-        return self._live.get(target)
-
-    async def refresh(self) -> None:
-        """Read the table again if a release has changed since."""
-        try:
-            head, live = await asyncio.to_thread(self._read)
-        except Exception as error:  # whatever the store raises, traffic goes on with what was live last
-            if not self._away:
-                _log.warning("the release table cannot be read, what was live stays: %s", error)
-            self._away = True
-            return
-        self._away = False
-        if live is not None:
-            self._live = live
-            _log.info("releases at event %d: %s", head, ", ".join(map(" -> ".join, live.items())) or "none")
-        self._head = head
-
-    async def follow(self) -> None:
-        """Refresh every `proxy.release_poll_seconds`, for ever."""
-        while True:
-            await asyncio.sleep(self._poll_seconds)
-            await self.refresh()
-
-    def _read(self) -> tuple[int, Mapping[str, str] | None]:
-        head = self._store.release_head()
-        if head == self._head:
-            return head, None
-        # A release between the two reads leaves `head` behind, so the next look reads again.
-        return head, {target: release.version for target, release in Registry(self._store).live_releases().items()}
+        A fallback is asked for the model that the caller named: a released version is a name that only the policy
+        server knows. What it answers is no answer of the canary, so it counts as live, without a version. The caller's
+        key was meant for the first upstream, and another one may belong to somebody else: it does not go there.
+        """
+        if not self.fallbacks:
+            return (self,)
+        arm = Arm.LIVE if self.arm is Arm.CANARY else self.arm
+        own = replace(self, fallbacks=())
+        others = (
+            replace(
+                own,
+                upstream=upstream,
+                arm=arm,
+                model=None,
+                tokens=upstream.token_ids and arm is not Arm.ROLLOUT,
+                pass_key=False,
+            )
+            for upstream in self.fallbacks
+        )
+        return (own, *others)
 
 
 class Router:
@@ -102,30 +89,39 @@ class Router:
 
     def __init__(self, config: Config, releases: ReleaseTable) -> None:
         proxy = config.proxy
-        if not proxy.upstreams:
-            raise ConfigError("[proxy.upstreams] is empty; add [proxy.upstreams.policy] with its url")
-        upstreams = {}
-        for name, upstream in proxy.upstreams.items():
-            url = upstream.url.rstrip("/")
-            if url.endswith("/v1"):
-                raise ConfigError(
-                    f"proxy.upstreams.{name}.url is {upstream.url!r}; leave out the /v1, the proxy adds it"
-                )
-            key = upstream_key(name, upstream)
-            upstreams[name] = Upstream(name, url, upstream.token_ids, key, name == proxy.policy_upstream)
+        self._upstreams = upstreams = open_upstreams(proxy)
         self.default = upstreams[proxy.default_upstream]
         self.policy = upstreams[proxy.policy_upstream]
+        self._fallbacks = {
+            name: tuple(upstreams[other] for other in upstream.fallbacks) for name, upstream in proxy.upstreams.items()
+        }
+        self._patterns = [
+            (re.compile(fnmatch.translate(pattern)), upstreams[name])
+            for name, upstream in proxy.upstreams.items()
+            for pattern in upstream.models
+        ]
         self._releases = releases
 
-    def route(self, identity: Identity) -> Route:
-        """Where a user's call goes."""
-        version = self._releases.live(identity.target)
-        if version is not None:
-            return Route(self.policy, Arm.LIVE, model=version, tokens=self.policy.token_ids)
-        return Route(self.default, Arm.LIVE, tokens=self.default.token_ids)
+    def route(self, identity: Identity, model: str, kind: Kind | None) -> Route:
+        """Where a user's call goes. `kind` is None for a path that is not recorded; no release answers those."""
+        if kind in GENERATING:
+            serving = self._releases.serving(identity.target)
+            if serving.canary is not None and in_canary(identity.tenant, identity.trace_id, serving.weight):
+                return self._released(serving.canary, Arm.CANARY)
+            if serving.live is not None:
+                return self._released(serving.live, Arm.LIVE)
+        upstream = self.by_model(model)
+        return Route(upstream, Arm.LIVE, tokens=upstream.token_ids, fallbacks=self._fallbacks[upstream.name])
+
+    def by_model(self, model: str) -> Upstream:
+        """The first upstream with a pattern that matches a model's name, case and all; else the default."""
+        for pattern, upstream in self._patterns:
+            if pattern.match(model):
+                return upstream
+        return self.default
 
     def directed(self, directive: Directive, occurrence: int) -> Route:
-        """Where the target's `occurrence`-th call (from 0) of a rollout goes."""
+        """Where the target's `occurrence`-th call (from 0) of a rollout goes; no other model may stand in for it."""
         return Route(
             self.policy,
             Arm.ROLLOUT,
@@ -135,6 +131,32 @@ class Router:
             drop=TRUNCATING,
         )
 
-    def unrecorded(self) -> Route:
-        """Where a pinned node's call goes that has no recording, under `proxy.miss_policy = "live"`."""
-        return Route(self.default, Arm.ROLLOUT, tokens=self.default.token_ids, overrides={"temperature": 0})
+    def unrecorded(self, model: str, kind: Kind) -> Route:
+        """Where a pinned node's call goes that has no recording, under `proxy.miss_policy = "live"`.
+
+        Asked unstreamed, since the whole group is answered from it, and at temperature 0 where the API has one.
+        """
+        upstream = self.by_model(model)
+        return Route(
+            upstream,
+            Arm.ROLLOUT,
+            overrides={} if kind is Kind.EMBEDDING else {"temperature": 0},
+            drop=_STREAMING,
+            fallbacks=self._fallbacks[upstream.name],
+        )
+
+    def _released(self, version: str, arm: Arm) -> Route:
+        policy = self.policy
+        return Route(policy, arm, model=version, tokens=policy.token_ids, fallbacks=self._fallbacks[policy.name])
+
+
+def in_canary(tenant: str, trace_id: str, weight: float) -> bool:
+    """Whether a trace belongs to a canary's share of the traffic.
+
+    A hash decides, in every process alike, so that a trace keeps its side from its first call to its last; and one that
+    is in at a weight is in at every higher weight.
+    """
+    text = f"{tenant}\0{trace_id}".encode(errors="replace")
+    # A name of its own: which traces are sampled is a hash too, and must say nothing about this one.
+    digest = hashlib.blake2b(text, digest_size=8, person=b"noria canary").digest()
+    return int.from_bytes(digest, "big") < weight * 2**64

@@ -1,36 +1,29 @@
 """The durable write path: a record is in an append-only file before its answer leaves, and in the store soon after.
 
-Segments of JSON lines stand in the spool folder. A background task reads them back in batches, writes those to the
-store and deletes a segment once all of it is there, so that memory stays bounded however long the store is away. What a
-killed process leaves behind, the next one replays; calls are idempotent by their uid and scores by their key.
+Segments of frames stand in the spool folder. A writer brings them into the store batch by batch, and a segment is
+deleted once all of it is there, so that memory stays bounded however long the store is away. What a killed process
+leaves behind, the next one replays; calls are idempotent by their uid and scores by their key.
 """
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from noria.services.proxy.batches import StoreAway, Written
+from noria.services.proxy.records import Record, encode
+from noria.services.proxy.segments import Segment, abandoned, sync_all
+from noria.services.proxy.writer import Writer
 
-from noria.contracts.call import Call, Score
-from noria.contracts.errors import ConfigError
-from noria.services.proxy.segments import REJECTED, Segment, abandoned, decode, encode, sync_all
-from noria.stores.online import OnlineStore
-
-SEGMENT_BYTES = 8_000_000
+SEGMENT_BYTES = 16_000_000
 SYNC_SECONDS = 0.1
 
 _FIRST_RETRY = 0.1
 _LAST_RETRY = 5.0
-_AWAY = (OperationalError, InterfaceError, PoolTimeout, OSError, ConfigError)
-"""The store is not there, or not ready; anything else it raises is about the rows."""
 
 _log = logging.getLogger("noria.services.proxy")
 
@@ -41,7 +34,7 @@ class Spool:
     def __init__(
         self,
         folder: Path,
-        store: OnlineStore,
+        writer: Writer,
         *,
         fsync: Literal["always", "interval", "never"] = "interval",
         flush_seconds: float = 0.05,
@@ -49,7 +42,7 @@ class Spool:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._folder = folder
-        self._store = store
+        self._writer = writer
         self._fsync = fsync
         self._flush_seconds = flush_seconds
         self._max_bytes = max_bytes
@@ -65,15 +58,18 @@ class Spool:
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
         self._closing = False
-        self._ready = False
         self._tasks: list[asyncio.Task[None]] = []
         self._syncing: asyncio.Task[None] | None = None
-        self._store_thread = ThreadPoolExecutor(1, "noria-spool-store")
         self._sync_thread = ThreadPoolExecutor(1, "noria-spool-sync")
+        self.max_bytes = max_bytes
         self.unrecorded = 0
         """Records that were dropped because the spool was full or could not be written."""
         self.rejected = 0
-        """Records that the store refused."""
+        """Records that could not be stored and were put aside."""
+        self.recorded: Counter[str] = Counter()
+        """Calls that are in the store, by their status."""
+        self.spans_dropped = 0
+        """Spans that no collector took."""
 
     @property
     def depth_bytes(self) -> int:
@@ -88,7 +84,7 @@ class Spool:
     # Life
 
     async def start(self) -> None:
-        """Take over what dead processes left, and begin to write to the store."""
+        """Take over what dead processes left, and begin to bring it into the store."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for segment in await asyncio.to_thread(abandoned, self._folder):
             self._segments.append(segment)
@@ -97,16 +93,12 @@ class Spool:
         if self._appended:
             _log.info("replaying %d records (%d bytes) from the spool", self._appended, self._bytes)
             self._wake.set()
-        try:  # a new store gets its schema now, not with the first call
-            await asyncio.get_running_loop().run_in_executor(self._store_thread, self._prepare)
-        except Exception as error:  # the flusher goes on trying
-            _log.warning("the online store is not ready: %s", error)
         self._tasks.append(asyncio.create_task(self._flush_forever()))
         if self._fsync == "interval":
             self._tasks.append(asyncio.create_task(self._sync_forever()))
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Write what is left to the store, for at most `timeout` seconds; the rest stays for the next process."""
+        """Bring what is left into the store, for at most `timeout` seconds; the rest stays for the next process."""
         self._closing = True
         self._wake.set()
         self._hurry.set()
@@ -122,7 +114,7 @@ class Spool:
         left = self.depth_records
         if left:
             _log.warning("%d records stay in the spool, the next start replays them", left)
-        self._store_thread.shutdown(wait=False)
+        await self._writer.close()
         self._sync_thread.shutdown(wait=True)
         while self._segments:
             segment = self._segments.popleft()
@@ -133,21 +125,22 @@ class Spool:
 
     # Writing
 
-    def append(self, record: Call | Score) -> bool:
+    def append(self, record: Record) -> bool:
         """Write one record to the file, without waiting for the disk; False if it was dropped, which is counted."""
-        line = encode(record)
-        if self._bytes + len(line) > self._max_bytes:
-            return self._drop(f"the spool holds {self._bytes} bytes, proxy.spool_max_bytes is {self._max_bytes}")
         try:
-            self._segment().append(line)
-        except OSError as error:
-            return self._drop(str(error))
-        self._bytes += len(line)
+            frame = encode(record)
+            size = frame.size
+            if self._bytes + size > self._max_bytes:
+                return self._drop(f"the spool holds {self._bytes} bytes, proxy.spool_max_bytes is {self._max_bytes}")
+            self._segment().append(frame)
+        except (OSError, TypeError, ValueError) as error:
+            return self._drop(f"{type(error).__name__}: {error}")
+        self._bytes += size
         self._appended += 1
         self._wake.set()
         return True
 
-    async def write(self, record: Call | Score) -> bool:
+    async def write(self, record: Record) -> bool:
         """`append`, then wait for the disk if `proxy.spool_fsync` is `always`; calls at one time share one fsync."""
         if not self.append(record):
             return False
@@ -160,7 +153,7 @@ class Spool:
         return True
 
     async def flushed(self) -> None:
-        """Return once everything appended before this call is in the store, or was refused by it."""
+        """Return once everything appended before this call is in the store, or was put aside."""
         if self._stored >= self._appended:
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -205,7 +198,6 @@ class Spool:
 
     async def _flush_forever(self) -> None:
         retry = _FIRST_RETRY
-        loop = asyncio.get_running_loop()
         while True:
             if self._stored >= self._appended:
                 if self._closing:
@@ -219,11 +211,11 @@ class Spool:
             self._hurry.clear()
             segment = self._first_unstored()
             try:
-                size, records = await loop.run_in_executor(self._store_thread, self._flush, segment, segment.size)
+                written = await self._writer.write(segment.path, segment.stored, segment.size)
             except Exception as error:  # of whatever kind: the records are safe, and the next try may succeed
                 if retry == _FIRST_RETRY:
-                    _log.warning("the online store does not take records, they wait in the spool: %s", error)
-                self._ready = False
+                    level = logging.WARNING if isinstance(error, StoreAway) else logging.ERROR
+                    _log.log(level, "the online store does not take records, they wait in the spool: %s", error)
                 if self._closing:
                     return
                 await asyncio.sleep(retry)
@@ -232,12 +224,15 @@ class Spool:
             if retry != _FIRST_RETRY:
                 _log.info("the online store takes records again")
                 retry = _FIRST_RETRY
-            self._advance(segment, size, records)
+            self._advance(segment, written)
 
-    def _advance(self, segment: Segment, size: int, records: int) -> None:
-        segment.stored += size
-        self._bytes -= size
-        self._stored += records
+    def _advance(self, segment: Segment, written: Written) -> None:
+        segment.stored += written.size
+        self._bytes -= written.size
+        self._stored += written.records
+        self.rejected += written.rejected
+        self.recorded.update(written.statuses)
+        self.spans_dropped = written.spans_dropped
         self._remove_stored()
         waiting, self._waiting = self._waiting, []
         for target, future in waiting:
@@ -255,52 +250,3 @@ class Spool:
             if self._segments[0].stored < self._segments[0].size:
                 return
             self._segments.popleft().remove()
-
-    def _prepare(self) -> None:
-        if not self._ready:
-            if not self._store.schema_current():
-                self._store.upgrade()
-            self._ready = True
-
-    def _flush(self, segment: Segment, size: int) -> tuple[int, int]:
-        """Write one batch of a segment to the store (in a thread); its size in bytes and in records."""
-        self._prepare()
-        lines = segment.batch(size)
-        records: list[tuple[bytes, Call | Score]] = []
-        refused: list[tuple[bytes, Exception]] = []
-        for line in lines:
-            try:
-                records.append((line, decode(line)))
-            except (ValueError, KeyError, TypeError) as error:
-                refused.append((line, error))
-        try:
-            self._store_all([record for _, record in records])
-        except _AWAY:
-            raise
-        except Exception:  # one of them cannot be stored: find out which
-            for line, record in records:
-                try:
-                    self._store_all([record])
-                except _AWAY:
-                    raise
-                except Exception as error:
-                    refused.append((line, error))
-        if refused:
-            self._put_aside(refused)
-        return sum(map(len, lines)), len(lines)
-
-    def _store_all(self, records: Sequence[Call | Score]) -> None:
-        calls = [record for record in records if isinstance(record, Call)]
-        scores = [record for record in records if isinstance(record, Score)]
-        if calls:
-            self._store.add_calls(calls)
-        if scores:
-            self._store.add_scores(scores)
-
-    def _put_aside(self, refused: Sequence[tuple[bytes, Exception]]) -> None:
-        self.rejected += len(refused)
-        with open(self._folder / REJECTED, "a") as file:
-            for line, error in refused:
-                reason = f"{type(error).__name__}: {error}"
-                _log.error("a record was put aside in %s: %s", REJECTED, reason[:500])
-                file.write(json.dumps({"reason": reason, "line": line.decode(errors="replace").rstrip("\n")}) + "\n")

@@ -2,14 +2,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from noria.contracts.errors import NotFound, ReleaseConflict
 from noria.contracts.release import Release, ReleaseState
 from noria.release.registry import Registry
 from noria.stores.online import OnlineStore
+from noria.stores.tables import releases
 
 TARGET = "dispatch.router"
 V0, V1, V2 = (f"{TARGET}.r0000{n}" for n in range(3))
@@ -181,3 +184,33 @@ except ReleaseConflict:
     live = registry.current(TARGET)
     assert live is not None
     assert live.version == (V1, V2)[answers.index("won")]
+
+
+def put(store: OnlineStore, target: str, version: str, state: ReleaseState, weight: float) -> Release:
+    """A row as a later Noria writes it, in a state that this one has no transition to."""
+    release = Release(target, version, f"rounds/{version}", None, state, weight)
+    with store.write() as connection:
+        connection.execute(insert(releases), {**asdict(release), "state": state.value})
+    return release
+
+
+def test_what_serves_is_the_live_version_and_the_canary_of_each_target(registry: Registry, store: OnlineStore) -> None:
+    assert registry.serving() == {}
+    promote(registry, V0)
+    live = promote(registry, V1, expected_parent=V0)
+    assert registry.serving() == {TARGET: (live, None)}
+    canary = put(store, TARGET, V2, ReleaseState.CANARY, 0.1)
+    alone = put(store, "shop.reply", "shop.reply.r00001", ReleaseState.CANARY, 0.2)
+    put(store, "shop.search", "shop.search.r00001", ReleaseState.CANDIDATE, 0.0)
+    put(store, "shop.search", "shop.search.r00002", ReleaseState.ROLLED_BACK, 0.0)
+    assert registry.serving() == {TARGET: (live, canary), "shop.reply": (None, alone)}
+    assert registry.live_releases() == {TARGET: live}
+
+
+def test_of_several_canaries_the_latest_round_serves(registry: Registry, store: OnlineStore) -> None:
+    put(store, TARGET, V2, ReleaseState.CANARY, 0.2)
+    put(store, TARGET, V1, ReleaseState.CANARY, 0.1)
+    [(live, canary)] = registry.serving().values()
+    assert live is None
+    assert canary is not None
+    assert (canary.version, canary.weight) == (V2, 0.2)

@@ -61,6 +61,14 @@ def make_score() -> Callable[..., Score]:
     return make
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a store without a schema, on each of the two databases."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres_url"))
+    return f"sqlite:///{tmp_path / 'home' / 'online.db'}"
+
+
 @pytest.fixture
 def online(tmp_path: Path) -> Iterator[OnlineStore]:
     store = OnlineStore(f"sqlite:///{tmp_path / 'home' / 'online.db'}")

@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -23,6 +23,15 @@ from noria.stores.tables import metadata
 
 MakeCall = Callable[..., Call]
 MakeScore = Callable[..., Score]
+
+
+@pytest.fixture
+def online(store_url: str) -> Iterator[OnlineStore]:
+    """An empty store, on each of the two databases."""
+    store = OnlineStore(store_url)
+    store.upgrade()
+    yield store
+    store.close()
 
 
 def test_calls_come_back_as_they_went_in(online: OnlineStore, make_call: MakeCall) -> None:
@@ -120,6 +129,49 @@ def test_scores_of_a_trace_are_its_own_and_those_of_its_calls(
     assert [score.id for score in online.scores_of_traces([second, first])] == [1, 2, 3]
 
 
+def test_text_that_no_column_can_hold_is_kept_without_those_characters(
+    online: OnlineStore, make_call: MakeCall, make_score: MakeScore
+) -> None:
+    records = [
+        make_call(0, uid="a\x00b", input="x\x00y", output="\ud800 é", model_name="m\x00"),
+        make_call(1, input='{"content": "\\u0000 \\ud800"}', attributes={"raw": "\x00\ud800"}),
+    ]
+    assert online.add_calls(records) == 2
+    assert online.add_calls(records) == 0, "a replayed write stays idempotent"
+    found, escaped = online.calls_after(0, 10)
+    assert (found.uid, found.input, found.output, found.model_name) == ("a\ufffdb", "x\ufffdy", "\ufffd é", "m\ufffd")
+    assert found.attributes["replaced_characters"] == ["uid", "model_name", "input", "output"]
+    assert found.tokens == records[0].tokens
+    assert escaped == replace(records[1], id=2), "JSON's own escapes stay as they are"
+    assert online.add_scores([make_score("a", explanation="x\x00")]) == 1
+    assert online.scores_after(0, 10)[0].explanation == "x\ufffd"
+
+
+def test_a_trace_that_crosses_tenants_is_read_by_tenant(online: OnlineStore, make_call: MakeCall) -> None:
+    online.add_calls([make_call(0, tenant="a"), make_call(1, tenant="b")])
+    trace_id = make_call(0).trace_id
+    assert [call.tenant for call in online.trace(trace_id)] == ["a", "b"]
+    assert [call.tenant for call in online.trace(trace_id, tenant="b")] == ["b"]
+    assert online.trace(trace_id, tenant="c") == []
+
+
+def test_rows_of_every_kind_of_emptiness_in_one_batch(online: OnlineStore, make_call: MakeCall) -> None:
+    records = [
+        make_call(0, policy_version=None, usage=None, agent_version=None, subject=None, tokens=None),
+        make_call(1, policy_version=None, usage=None, reward_score=0.5, subject="s", tokens=None, duration_ms=7),
+    ]
+    assert online.add_calls(records) == 2
+    assert online.add_calls([make_call(2, reward_score=None)]) == 1
+    assert [call.reward_score for call in online.calls_after(0, 9)] == [None, 0.5, None]
+    assert online.call(2).duration_ms == 7.0
+
+
+def test_a_batch_of_more_than_one_statement_carries(online: OnlineStore, make_call: MakeCall) -> None:
+    big = '"' + "x" * 9_000_000 + '"'
+    assert online.add_calls([make_call(n, input=big, uid=f"u{n % 8}") for n in range(9)]) == 8
+    assert [call.uid for call in online.calls_after(0, 10)] == [f"u{n}" for n in range(8)]
+
+
 def test_two_live_versions_of_one_target_cannot_be_written(online: OnlineStore) -> None:
     row = {"target": "a.b", "checkpoint": "c", "state": "live", "weight": 1.0}
     with pytest.raises(IntegrityError), online.write() as connection:
@@ -127,15 +179,21 @@ def test_two_live_versions_of_one_target_cannot_be_written(online: OnlineStore) 
     assert online.release_head() == 0
 
 
+@pytest.mark.filterwarnings("ignore:Did not recognize type 'xid8'")
 def test_the_migrations_make_the_tables_that_the_code_uses(online: OnlineStore) -> None:
     with online.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        # The one column that the database alone fills in (noria/stores/tables.py).
+        opts = {"compare_type": True, "include_name": lambda name, kind, _parents: name != "written_by"}
+        context = MigrationContext.configure(connection, opts=opts)
         assert compare_metadata(context, metadata) == []
     assert online.schema_current()
     online.upgrade()
     with online.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'v9999'")
     assert not online.schema_current()
+    assert "is at schema revision v9999, this Noria needs v0002; a later Noria has been here" in str(
+        online.schema_problem()
+    )
     with pytest.raises(ConfigError, match="cannot be migrated: Can't locate revision identified by 'v9999'"):
         online.upgrade()
 
@@ -153,7 +211,9 @@ def test_a_store_without_schema_says_what_mends_it(tmp_path: Path, make_call: Ma
         store = OnlineStore(f"sqlite:///{path}")
         assert not store.schema_current()
         assert not path.exists()
-        with pytest.raises(ConfigError, match=r"at schema revision None, this Noria needs v0001.*upgrade\(\)"):
+        with pytest.raises(
+            ConfigError, match=r"at schema revision None, this Noria needs v0002; run `noria db upgrade`"
+        ):
             store.add_calls([make_call(0)])
         store.close()
 
@@ -165,6 +225,7 @@ def test_a_store_without_schema_says_what_mends_it(tmp_path: Path, make_call: Ma
         ("mysql://localhost/noria", "runs on sqlite or postgresql"),
         ("sqlite://", "in-memory"),
         ("sqlite:///:memory:", "in-memory"),
+        ("postgresql+psycopg2://localhost/noria", r"write postgresql:// or postgresql\+psycopg://"),
     ],
 )
 def test_a_url_that_cannot_serve_is_refused(url: str, message: str) -> None:
@@ -172,8 +233,8 @@ def test_a_url_that_cannot_serve_is_refused(url: str, message: str) -> None:
         OnlineStore(url)
 
 
-def test_processes_that_start_and_write_at_once_take_turns(tmp_path: Path, make_call: MakeCall) -> None:
-    url = f"sqlite:///{tmp_path / 'online.db'}"
+def test_processes_that_start_and_write_at_once_take_turns(store_url: str, make_call: MakeCall) -> None:
+    url = store_url
     script = f"""
 import json, sys
 from dataclasses import replace
@@ -196,14 +257,15 @@ for n in range(20):
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     store = OnlineStore(url)
     assert [call.id for call in store.calls_after(0, 1000)] == list(range(1, 601))
-    with store.read() as connection:
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    if store.dialect == "sqlite":
+        with store.read() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
     store.close()
 
 
 def test_a_follower_beside_writers_misses_nothing(online: OnlineStore, make_call: MakeCall) -> None:
     def write(writer: int) -> None:
-        for n in range(30):
+        for n in range(15):
             online.add_calls([make_call(n, uid=f"{writer}-{n}-{k}") for k in range(5)])
 
     writers = [threading.Thread(target=write, args=(n,)) for n in range(3)]
@@ -214,4 +276,4 @@ def test_a_follower_beside_writers_misses_nothing(online: OnlineStore, make_call
         seen += [call.id or 0 for call in online.calls_after(seen[-1] if seen else 0, 7)]
     for writer in writers:
         writer.join()
-    assert seen == list(range(1, 451))
+    assert seen == list(range(1, 226))

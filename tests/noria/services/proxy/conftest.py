@@ -18,6 +18,8 @@ from noria.contracts.call import Arm, Call, CallStatus
 from noria.contracts.rollout import META_HEADER, Directive
 from noria.rollout.directive import sign
 from noria.services.proxy.app import SPOOL, create_app
+from noria.services.proxy.runner import ProxyRunner
+from noria.services.proxy.writer import open_store
 from noria.stores.online import OnlineStore
 
 Reply = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -68,8 +70,8 @@ class Upstream:
         return await self.reply(request, json.loads(body))
 
 
-async def serve(app: web.Application) -> tuple[web.AppRunner, str]:
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=2)
+async def serve(app: web.Application, runner: web.AppRunner | None = None) -> tuple[web.AppRunner, str]:
+    runner = runner or web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=2)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -85,9 +87,9 @@ async def start_upstream() -> AsyncIterator[Callable[..., Awaitable[Upstream]]]:
         async def models(_request: web.Request) -> web.Response:
             return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", upstream.chat)
+        app = web.Application(client_max_size=0)
         app.router.add_get("/v1/models", models)
+        app.router.add_post("/v1/{rest:.*}", upstream.chat)
         runner, upstream.url = await serve(app)
         runners.append(runner)
         return upstream
@@ -142,13 +144,16 @@ async def start_proxy(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[P
     async def start(upstreams: dict[str, Any], store_url: str | None = None, **proxy: Any) -> Proxy:
         table = {name: {"url": value} if isinstance(value, str) else value for name, value in upstreams.items()}
         name = next(iter(table))
-        settings = {"default_upstream": name, "policy_upstream": "policy" if "policy" in table else name, **proxy}
+        policy = "policy" if "policy" in table else name
+        settings = {"default_upstream": name, "policy_upstream": policy, "writer": "thread", **proxy}
         config = Config.model_validate(
             {"proxy": {"upstreams": table, **settings}, "store": {"url": store_url}, "root": tmp_path}
         )
-        store = OnlineStore(config.store_url)
+        store = open_store(config)
+        if store_url is None:
+            store.upgrade()
         app = create_app(config, store)
-        runner, url = await serve(app)
+        runner, url = await serve(app, ProxyRunner(app, config.proxy, drain_seconds=2))
         session = aiohttp.ClientSession()
         started.append((session, runner, store))
         return Proxy(url, app, config, store, session)

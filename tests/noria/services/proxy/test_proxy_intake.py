@@ -1,5 +1,7 @@
+import gzip
 import json
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,8 +26,12 @@ async def post(proxy: Any, path: str, body: Any, headers: dict[str, str] | None 
         return answer.status, await answer.json()
 
 
-def trace_that_is(kept: bool) -> str:
-    return next(t for t in (f"{n:032x}" for n in range(1, 100)) if sampled(t, 0.5) is kept)
+def trace_that_is(kept: bool, after: int = 0) -> str:
+    return next(t for t in (f"{n:032x}" for n in range(after + 1, after + 100)) if sampled(t, 0.5) is kept)
+
+
+def next_trace(trace_id: str) -> str:
+    return trace_that_is(True, int(trace_id, 16))
 
 
 async def test_feedback_becomes_a_score_also_of_a_trace_that_is_not_sampled(proxy: Any) -> None:
@@ -66,10 +72,19 @@ async def test_feedback_about_one_call(proxy: Any) -> None:
     [
         ({"name": "x", "value": 1}, "trace_id or call_uid"),
         ({"trace_id": TRACE, "call_uid": str(uuid.uuid4()), "name": "x", "value": 1}, "trace_id or call_uid"),
-        ({"trace_id": "short", "name": "x", "value": 1}, "trace id"),
+        ({"trace_id": "short", "name": "x", "value": 1}, "'short' is not a W3C trace id"),
+        ({"trace_id": "0" * 32, "name": "x", "value": 1}, "trace id"),
+        ({"call_uid": "short", "name": "x", "value": 1}, "call_uid"),
         ({"trace_id": TRACE, "name": "", "value": 1}, "name"),
-        ({"trace_id": TRACE, "name": "x", "value": float("nan")}, "value"),
-        ({"trace_id": TRACE, "name": "x", "value": 1, "source": "me"}, "source"),
+        ({"trace_id": TRACE, "name": "x" * 129, "value": 1}, "128"),
+        ({"trace_id": TRACE, "name": "a\0b", "value": 1}, "NUL"),
+        ({"trace_id": TRACE, "name": "a\ud800b", "value": 1}, r"not 'a\ud800b'"),
+        ({"trace_id": TRACE, "name": "x", "value": float("nan")}, "JSON"),
+        ({"trace_id": TRACE, "name": "x", "value": "1"}, "not '1'"),
+        ({"trace_id": TRACE, "name": "x", "value": 10**400}, "value"),
+        ({"trace_id": TRACE, "name": "x", "value": 1, "explanation": "a\0b"}, "NUL"),
+        ({"trace_id": TRACE, "name": "x", "value": 1, "explanation": "a\ud800b"}, "surrogate"),
+        ({"trace_id": TRACE, "name": "x", "value": 1, "source": "me"}, "not 'me'"),
         ({"trace_id": TRACE, "name": "x", "value": 1, "vlaue": 1}, "vlaue"),
         ([], "body"),
     ],
@@ -99,6 +114,65 @@ async def test_an_episode_is_the_end2end_row_of_its_trace(proxy: Any) -> None:
     assert call.subject not in (None, "ann")
 
 
+async def test_an_episode_that_is_sent_again_is_recorded_once(proxy: Any) -> None:
+    body = {"trace_id": trace_that_is(True), "request": "a", "response": "b"}
+    uids = []
+    for _ in range(3):
+        async with proxy.session.post(f"{proxy.url}/v1/episodes", json=body) as answer:
+            uids.append(answer.headers["x-noria-call-uid"])
+    [call] = await proxy.calls()
+    assert uids == [call.uid] * 3
+    # Another answer of the same trace is another record, and so is an equal one under another key.
+    for changed, headers in (
+        (body | {"response": "c"}, {}),
+        (body | {"tenant": "acme"}, {}),
+        (body | {"trace_id": next_trace(body["trace_id"])}, {}),
+        (body, {"Idempotency-Key": "one"}),
+        (body, {"Idempotency-Key": "one"}),
+        (body, {"Idempotency-Key": "two"}),
+    ):
+        assert (await post(proxy, "/v1/episodes", changed, headers))[0] == 200
+    assert len(await proxy.calls()) == 6
+    status, answer = await post(proxy, "/v1/episodes", body, {"Idempotency-Key": "k" * 256})
+    assert (status, "255" in answer["error"]["message"]) == (400, True)
+
+
+async def test_an_episode_may_come_compressed_and_not_as_a_bomb(proxy: Any) -> None:
+    body = json.dumps({"trace_id": trace_that_is(True), "request": "a"}).encode()
+    bomb = json.dumps({"trace_id": trace_that_is(True), "request": "a" * 40_000_000}).encode()
+    for sent, status in ((body, 200), (bomb, 413), (b"no gzip", 400)):
+        data = sent if sent == b"no gzip" else gzip.compress(sent)
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        async with proxy.session.post(f"{proxy.url}/v1/episodes", data=data, headers=headers) as answer:
+            assert answer.status == status
+    assert [call.input for call in await proxy.calls()] == ["a"]
+
+
+@pytest.mark.parametrize("path", ["/v1/feedback", "/v1/episodes", "/noria/v1/keys"])
+async def test_a_body_that_cannot_be_read_is_said_to_be_so(start_upstream: Any, start_proxy: Any, path: str) -> None:
+    upstream = await start_upstream()
+    proxy = await start_proxy({"main": upstream.url}, max_body_bytes=1000)
+    key = {"Authorization": f"Bearer {proxy.config.trainer_key()}"}
+    sent: list[tuple[Any, int, str]] = [
+        (b'{"request": ', 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b"", 400, "not JSON"),
+        (b"[" * 999, 400, "not JSON"),
+        (b'"' + b"a" * 1000 + b'"', 413, "over 1000 bytes; proxy.max_body_bytes"),
+        (in_pieces(b'"' + b"a" * 1000 + b'"'), 413, "over 1000 bytes"),
+    ]
+    for data, status, named in sent:
+        async with proxy.session.post(proxy.url + path, data=data, headers=key) as answer:
+            assert answer.status == status
+            assert named in (await answer.json())["error"]["message"]
+
+
+async def in_pieces(data: bytes) -> AsyncIterator[bytes]:
+    """A body whose length is not said before."""
+    for start in range(0, len(data), 100):
+        yield data[start : start + 100]
+
+
 async def test_an_episode_of_a_trace_that_is_not_sampled_is_taken_and_not_recorded(proxy: Any) -> None:
     headers = {"traceparent": f"00-{trace_that_is(False)}-{'1' * 16}-01"}
     status, answer = await post(proxy, "/v1/episodes", {"request": "a", "response": "b"}, headers)
@@ -118,7 +192,15 @@ async def test_an_episode_inside_a_rollout_belongs_to_it(proxy: Any) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{"request": "a"}, {"trace_id": TRACE, "response": "b"}, {"trace_id": TRACE, "request": "a", "app": "a.b"}],
+    [
+        {"request": "a"},
+        {"trace_id": TRACE, "response": "b"},
+        {"trace_id": TRACE, "request": "a", "app": "a.b"},
+        {"trace_id": TRACE, "request": "a", "tenant": "a/b"},
+        {"trace_id": TRACE, "request": "a", "consent": "yes"},
+        {"trace_id": TRACE, "request": "a\0"},
+        {"trace_id": TRACE, "request": "a", "subject": "\ud800"},
+    ],
 )
 async def test_an_episode_that_cannot_be_kept_is_a_400(proxy: Any, body: Any) -> None:
     assert (await post(proxy, "/v1/episodes", body))[0] == 400

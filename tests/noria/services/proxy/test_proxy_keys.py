@@ -1,20 +1,34 @@
+"""What must be there before a proxy starts: the keys of the trainer, of callers from a network, and of upstreams."""
+
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from noria.config import Config
+from noria.contracts.access import Scope
 from noria.contracts.errors import ConfigError
+from noria.services.proxy.access import Access
 from noria.services.proxy.app import create_app
 from noria.services.proxy.keys import is_loopback
+from noria.services.proxy.refusal import NotReady
+from noria.stores.api_keys import ApiKeys
 from noria.stores.online import OnlineStore
 
 KEY = "k" * 48
 
 
-def create(tmp_path: Path, **proxy: Any) -> None:
+def configured(tmp_path: Path, **proxy: Any) -> Config:
     upstreams = proxy.pop("upstreams", {"policy": {"url": "http://127.0.0.1:1"}})
-    config = Config.model_validate({"proxy": {"upstreams": upstreams, **proxy}, "root": tmp_path})
+    return Config.model_validate({"proxy": {"upstreams": upstreams, "writer": "thread", **proxy}, "root": tmp_path})
+
+
+def create(tmp_path: Path, **proxy: Any) -> None:
+    config = configured(tmp_path, **proxy)
     store = OnlineStore(config.store_url)
     try:
         create_app(config, store)
@@ -22,18 +36,65 @@ def create(tmp_path: Path, **proxy: Any) -> None:
         store.close()
 
 
-def test_a_proxy_that_faces_a_network_needs_a_key_that_someone_chose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NORIA_TRAINER_KEY", raising=False)
+def test_a_proxy_that_faces_a_network_needs_a_key_in_use(tmp_path: Path) -> None:
+    store = OnlineStore(configured(tmp_path).store_url)
+    store.upgrade()
+    keys = ApiKeys(store)
     create(tmp_path)
-    with pytest.raises(ConfigError, match="NORIA_TRAINER_KEY"):
-        create(tmp_path, host="0.0.0.0")
-    monkeypatch.setenv("NORIA_TRAINER_KEY", KEY)
+    for host in ("0.0.0.0", "::", "192.0.2.1", "box.example"):
+        with pytest.raises(ConfigError, match=r"noria keys create .*--scope call"):
+            create(tmp_path, host=host)
+    _, key = keys.create("acme", [Scope.CALL])
     create(tmp_path, host="0.0.0.0")
+    keys.revoke(key.id)
+    with pytest.raises(ConfigError, match="no API key in use"):
+        create(tmp_path, host="0.0.0.0")
+    store.close()
+
+
+async def test_where_nobody_can_say_whether_there_is_a_key_the_proxy_starts_and_is_closed(tmp_path: Path) -> None:
+    config = configured(tmp_path, host="0.0.0.0")
+    store = OnlineStore(config.store_url)  # without a schema
+    create_app(config, store)
+    access = Access(config, store)
+    await access.refresh()
+    with pytest.raises(NotReady):
+        access.caller({})
+    store.close()
+
+
+def test_a_trainers_key_that_is_too_short_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORIA_TRAINER_KEY", KEY)
+    create(tmp_path)
     monkeypatch.setenv("NORIA_TRAINER_KEY", "short")
     with pytest.raises(ConfigError, match="32"):
         create(tmp_path)
+
+
+def test_the_process_says_in_one_line_what_to_do_and_listens_to_nobody(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "noria.toml").write_text(
+        f'[proxy]\nhost = "0.0.0.0"\nport = {port}\n[proxy.upstreams.policy]\nurl = "http://127.0.0.1:1"\n'
+    )
+    config = configured(tmp_path)
+    store = OnlineStore(config.store_url)
+    store.upgrade()
+    store.close()
+    process = subprocess.run(
+        [sys.executable, "-m", "noria.services.proxy"],
+        cwd=Path(__file__).parents[4],
+        env={**os.environ, "NORIA_CONFIG": str(tmp_path / "noria.toml")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 2
+    [line] = process.stderr.strip().splitlines()
+    assert "0.0.0.0" in line
+    assert "noria keys create" in line
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from noria.stores.online import OnlineStore
@@ -27,11 +28,21 @@ def free_port() -> int:
 class Process:
     """`python -m noria.services.proxy` in a folder with a noria.toml."""
 
-    def __init__(self, folder: Path, upstream: str, proxy: str = "", environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        upstream: str,
+        proxy: str = "",
+        environment: dict[str, str] | None = None,
+        *,
+        migrated: bool = True,
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         text = f'home = "."\n[proxy]\nport = {self.port}\n{proxy}\n[proxy.upstreams.policy]\nurl = "{upstream}"\n'
         (folder / "noria.toml").write_text(text)
+        if migrated:
+            OnlineStore(f"sqlite:///{folder / 'online.db'}").upgrade()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "noria.services.proxy"],
@@ -40,12 +51,12 @@ class Process:
             text=True,
         )
 
-    async def ready(self, session: aiohttp.ClientSession) -> None:
+    async def ready(self, session: aiohttp.ClientSession, path: str = "/readyz") -> None:
         async with asyncio.timeout(30):
             while True:
                 assert self.popen.poll() is None, self.popen.stderr and self.popen.stderr.read()
                 try:
-                    async with session.get(f"{self.url}/healthz") as answer:
+                    async with session.get(f"{self.url}{path}") as answer:
                         assert answer.status == 200
                         return
                 except aiohttp.ClientConnectionError:
@@ -93,7 +104,7 @@ async def test_what_a_killed_proxy_answered_is_in_the_store_after_the_next_start
     assert code == -signal.SIGKILL
     store = OnlineStore(f"sqlite:///{tmp_path / 'online.db'}")
     assert store.count_calls() == 0
-    [left] = (tmp_path / "spool").glob("*.jsonl")
+    [left] = (tmp_path / "spool").glob("*.spool")
     with left.open("a") as file:
         file.write('{"call": {"uid": "torn')
 
@@ -105,7 +116,7 @@ async def test_what_a_killed_proxy_answered_is_in_the_store_after_the_next_start
     assert [call.uid for call in store.calls_after(0, 10)] == uids
     code, _log = await second.end(signal.SIGTERM)
     assert code == 0
-    assert list((tmp_path / "spool").glob("*.jsonl")) == []
+    assert list((tmp_path / "spool").glob("*.spool")) == []
     store.close()
 
 
@@ -154,7 +165,7 @@ async def test_a_port_in_use_is_one_line_and_exit_code_2(launch: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("proxy", "said"),
     [
-        ('host = "0.0.0.0"', "NORIA_TRAINER_KEY"),
+        ('host = "0.0.0.0"', "noria keys create"),
         ("prot = 1", "did you mean 'port'"),
     ],
 )
@@ -171,3 +182,42 @@ async def process_end(process: Process) -> tuple[int, str]:
     """Exit code and stderr of a process that ends by itself."""
     _out, log = await asyncio.to_thread(process.popen.communicate, timeout=30)
     return process.popen.returncode, log
+
+
+async def test_a_schema_of_another_version_is_not_ready_until_it_is_upgraded(
+    launch: Any, session: aiohttp.ClientSession, start_upstream: Any, tmp_path: Path
+) -> None:
+    upstream = await start_upstream()
+    process = launch(tmp_path, upstream.url, migrated=False)
+    await process.ready(session, "/healthz")
+    async with session.get(f"{process.url}/readyz") as answer:
+        assert answer.status == 503
+        assert "noria db upgrade" in (await answer.json())["reason"]
+    async with session.post(f"{process.url}/v1/chat/completions", json=BODY) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert (await answer.json())["error"]["code"] == "not_ready"
+    assert upstream.bodies == []
+    OnlineStore(f"sqlite:///{tmp_path / 'online.db'}").upgrade()
+    async with asyncio.timeout(10):
+        while True:
+            async with session.post(f"{process.url}/v1/chat/completions", json=BODY) as answer:
+                if answer.status == 200:
+                    break
+            await asyncio.sleep(0.1)
+
+
+async def test_the_writer_ends_with_its_proxy(
+    launch: Any, session: aiohttp.ClientSession, start_upstream: Any, tmp_path: Path
+) -> None:
+    upstream = await start_upstream()
+    process = launch(tmp_path, upstream.url)
+    await process.ready(session)
+    async with session.post(f"{process.url}/v1/chat/completions", json=BODY) as answer:
+        assert answer.status == 200
+    parent = psutil.Process(process.popen.pid)
+    async with asyncio.timeout(10):
+        while not (children := parent.children()):
+            await asyncio.sleep(0.05)
+    await process.end(signal.SIGKILL)
+    _gone, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
+    assert alive == []
