@@ -33,6 +33,7 @@ from bench.postgres import Postgres
 from bench.processes import Server, cache_folder, free_port, mock_upstream, noria_proxy
 from bench.store_rows import StoreRows
 from noria.contracts.call import Call
+from noria.stores.bodies import Bodies
 from noria.stores.online import OnlineStore
 
 MEMORY_SLACK_MB = 20.0
@@ -117,7 +118,7 @@ class Trial:
             if plan.store == "postgresql":
                 self._postgres = stack.enter_context(Postgres(self._folder / "postgres"))
                 self._store_url = self._postgres.url
-            store = OnlineStore(self._store_url)
+            store = OnlineStore(self._store_url, bodies=Bodies(self._folder / "artifacts" / "bodies"))
             stack.callback(store.close)
             store.upgrade()
             self._rows = stack.enter_context(StoreRows(self._store_url))
@@ -251,10 +252,11 @@ class Trial:
 
 
 def calls_of(store: OnlineStore) -> Iterator[Call]:
-    """Every call of a store, in id order."""
+    """Every call of a store, in id order, its large content put back."""
     last = 0
     while batch := store.calls_after(last, 500):
-        yield from batch
+        for call in batch:
+            yield store.call(call.id or 0) if "large" in call.attributes else call
         last = batch[-1].id or 0
 
 

@@ -165,4 +165,5 @@ def noria_proxy(
     file = home / "noria.toml"
     file.write_text("\n".join(lines) + "\n")
     environment = {"NORIA_CONFIG": str(file)}
-    return Server(("-m", "noria.services.proxy"), port, home / "proxy.log", environment=environment, core=core)
+    command = ("-m", "noria.services.proxy")
+    return Server(command, port, home / "proxy.log", environment=environment, core=core, ready_path="/readyz")

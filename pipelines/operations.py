@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from noria.cli_db import prune_store
 from noria.contracts.round import Round, Target
 from noria.release.chain import read_plan, round_numbers
 from resources.registry import Releases
@@ -62,12 +63,33 @@ nightly = dg.ScheduleDefinition(
     default_status=dg.DefaultScheduleStatus.RUNNING,
 )
 
+
+@dg.op(description="Delete calls older than [retention] allows, once the warehouse has them, and give the space back.")
+def prune_calls(context: dg.OpExecutionContext, stores: Stores) -> None:
+    """What `noria db prune` does."""
+    report = prune_store(stores.settings.config)
+    context.log.info(f"{report.pruned}; {report.bytes_before} bytes before, {report.bytes_after} now")
+
+
+@dg.job(description="Nightly retention of the online store.")
+def prune_online_store() -> None:
+    """One op."""
+    prune_calls()
+
+
+retention = dg.ScheduleDefinition(
+    name="retention",
+    job=prune_online_store,
+    cron_schedule="0 4 * * *",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+)
+
 settings = Settings()
 stores = Stores(settings=settings)
 
 defs = dg.Definitions(
-    jobs=[roll_back, compact_warehouse],
-    schedules=[nightly],
+    jobs=[roll_back, compact_warehouse, prune_online_store],
+    schedules=[nightly, retention],
     executor=dg.in_process_executor,
     resources={"settings": settings, "stores": stores, "releases": Releases(stores=stores)},
 )

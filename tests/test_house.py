@@ -8,6 +8,8 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from pipelines import learning, operations
 
@@ -67,7 +69,7 @@ def test_loading_a_code_location_loads_no_heavy_library(location: str) -> None:
     ("location", "jobs"),
     [
         (learning.defs, {"cold_start", "ingest", "turn"}),
-        (operations.defs, {"compact_warehouse", "roll_back"}),
+        (operations.defs, {"compact_warehouse", "prune_online_store", "roll_back"}),
     ],
     ids=["learning", "operations"],
 )
@@ -108,10 +110,10 @@ def test_every_public_docstring_rule_and_type_rule_is_switched_on() -> None:
 def test_every_locked_dependency_is_locked_exactly() -> None:
     locked = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert [line for line in locked if "==" not in line] == []
-    names = {line.split("==")[0].lower().replace("_", "-") for line in locked}
+    names = {canonicalize_name(line.split("==")[0]) for line in locked}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {
-        requirement.split(">=")[0].lower()
+        canonicalize_name(Requirement(requirement).name)
         for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     }
     assert wanted - names == set()

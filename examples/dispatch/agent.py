@@ -151,7 +151,8 @@ def make_app(settings: Settings) -> web.Application:
             max_retries=0,
             default_headers={"x-noria-app": APP, "x-noria-agent-version": version},
         )
-        async with client, EpisodeLog(f"{settings.base_url.rstrip('/')}/episodes", APP, version) as episodes:
+        episodes_url = f"{settings.base_url.rstrip('/')}/episodes"
+        async with client, EpisodeLog(episodes_url, APP, version, settings.api_key) as episodes:
             app[_AGENT] = Agent(client)
             app[_EPISODES] = episodes
             yield

@@ -21,13 +21,14 @@ class EpisodeLog:
     must not depend on whether anybody records it.
     """
 
-    def __init__(self, url: str, app: str, agent_version: str) -> None:
+    def __init__(self, url: str, app: str, agent_version: str, api_key: str) -> None:
         self._url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"}
         self._common = {"app": app, "agent_version": agent_version}
         self._pending: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10.0))
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=aiohttp.ClientTimeout(total=10.0))
         return self
 
     async def __aexit__(

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
 import sys
@@ -27,6 +28,8 @@ from noria.contracts.errors import AgentUnavailable, ConfigError
 
 FEEDBACK = "right_function"
 SCORER = "dispatch-desk"
+FEEDBACK_KEY_ENV = "DISPATCH_FEEDBACK_KEY"
+"""Environment variable with an API key of scope `feedback`, for a proxy that asks for one."""
 
 _log = logging.getLogger("dispatch.traffic")
 _NETWORK = (aiohttp.ClientError, TimeoutError)
@@ -89,6 +92,8 @@ class _Run:
         self._delay = config.traffic.feedback_delay_seconds
         self._agent = agent_url.rstrip("/")
         self._feedback_url = f"{config.proxy.url}/v1/feedback"
+        key = os.environ.get(FEEDBACK_KEY_ENV)
+        self._feedback_headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._stop = stop
 
     async def wait_for_agent(self, session: aiohttp.ClientSession, patience: float | None) -> None:
@@ -178,7 +183,7 @@ class _Run:
                 wait=wait_random_exponential(multiplier=0.2, max=4.0),
             ):
                 with attempt:
-                    async with session.post(self._feedback_url, json=body) as response:
+                    async with session.post(self._feedback_url, json=body, headers=self._feedback_headers) as response:
                         response.raise_for_status()
         except RetryError as error:
             self.summary.unreported += 1

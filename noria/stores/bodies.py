@@ -1,12 +1,12 @@
 """Large content of calls, kept beside the online store: one file for each distinct piece, named by its SHA-256.
 
-    <root>/ab/ab12…ef     the bytes of one JSON string literal, quotes included
+    <root>/ab/ab12…ef     the bytes of one JSON string literal, quotes included, or of one array of numbers
 
 An image of two megabytes in a request would make every scan of the table read it. So a string literal longer than
-`inline_max_bytes` inside a call's input or output is moved to a file, and a short literal that refers to it stands in
-its place: the text stays JSON, and `restore` gives back the very bytes. Whether a literal is a reference is decided by
-the row: only hashes in its attributes["large"]["sha256"] are, and a string of the user's that looks like a reference is
-moved to a file itself.
+`inline_max_bytes` inside a call's input or output, or an array of numbers (an embedding), is moved to a file, and a
+short literal that refers to it stands in its place: the text stays JSON, and `restore` gives back the very bytes.
+Whether a literal is a reference is decided by the row: only hashes in its attributes["large"]["sha256"] are, and a
+string of the user's that looks like a reference is moved to a file itself.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from noria.contracts.errors import IntegrityError
 
 _TEMPORARY = ".writing-"
 
-# A string literal of JSON; also one that the text's end cuts short, so that no text is scanned twice. The possessive
-# quantifiers keep the scan linear.
-_LITERAL = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+# A string literal of JSON, or an array of numbers; also one that the text's end cuts short, so that no text is scanned
+# twice. The possessive quantifiers keep the scan linear.
+_LITERAL = re.compile(r'"(?:[^"\\]++|\\.)*+"?|\[[-+0-9.eE, \t\r\n]++(?:\]|\Z)', re.DOTALL)
 _REFERENCE = re.compile(r'"noria:body:sha256:([0-9a-f]{64})"')
 _BEGINS_LIKE_JSON = re.compile(r'\s*+[{\["]')
 
@@ -95,7 +95,7 @@ def is_hash(name: str) -> bool:
 
 
 def has_large(text: str, limit: int) -> bool:
-    """Whether some string literal of the text, or a text that is no JSON, has more than `limit` bytes of UTF-8."""
+    """Whether a string or array of numbers in the text, or a text that is no JSON, exceeds `limit` bytes of UTF-8."""
     if not _longer(text, limit):
         return False
     if not _BEGINS_LIKE_JSON.match(text):

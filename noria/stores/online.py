@@ -5,30 +5,37 @@ runs the same code (noria/stores/online_engine.py has what differs, and how long
 
 Following by id: a reader that remembers the last id it has seen misses nothing. Writers take turns (BEGIN IMMEDIATE; an
 advisory lock on PostgreSQL, which a trigger takes for programs that do not know of it), so ids become visible in
-ascending order. Besides, the methods that followers use (`…_after`, `last_…_id`) read on PostgreSQL only rows whose
-transaction lies below `pg_snapshot_xmin`, the oldest one that still runs. That alone would not do: a transaction may
-draw a low id and get a high number, and commit behind one that was read already; bench/follow.py shows it. The price is
-that a long writing transaction on that server, of whatever database, holds followers back while it runs; it never makes
-them skip. A writer that stalls loses its turn after `STALLED_SECONDS`.
+ascending order. Besides, the methods that followers use (`…_after`, `last_…_id`) read on PostgreSQL only up to the
+first row whose transaction does not lie below `pg_snapshot_xmin`, the oldest one that still runs. That alone would not
+do: a transaction may draw a low id and get a high number, and commit behind one that was read already; bench/follow.py
+shows it. Nor may such a row be left out and a later one be read: a program that wrote elsewhere before it inserts here
+has a low number with a high id. The price is that a long writing transaction on that server, of whatever database,
+holds followers back while it runs; it never makes them skip. A writer that stalls loses its turn after
+`STALLED_SECONDS`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
+    Boolean,
+    ColumnElement,
     Connection,
+    RowMapping,
     Select,
     Table,
     and_,
     bindparam,
     delete,
     func,
+    literal_column,
     or_,
     select,
-    text,
+    true,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError, ProgrammingError
@@ -201,18 +208,18 @@ class OnlineStore:
         if upto is not None:
             query = query.where(calls.c.id <= upto)
         with self.read() as connection:
-            rows = connection.execute(self._settled(query, calls).order_by(calls.c.id).limit(limit)).mappings()
+            rows = self._settled_rows(connection, query.order_by(calls.c.id).limit(limit), calls)
             return [tables.call_from_row(row) for row in rows]
 
     def tokens_after(self, call_id: int, limit: int, *, upto: int | None = None) -> list[tuple[int, CallTokens]]:
         """At most `limit` pairs (call id, tokens) with an id above `call_id` (and not above `upto`), in id order."""
         query = select(call_tokens).where(call_tokens.c.call_id > call_id)
         if self.dialect == "postgresql":
-            query = self._settled(query.join(calls, calls.c.id == call_tokens.c.call_id), calls)
+            query = query.join(calls, calls.c.id == call_tokens.c.call_id)
         if upto is not None:
             query = query.where(call_tokens.c.call_id <= upto)
         with self.read() as connection:
-            rows = connection.execute(query.order_by(call_tokens.c.call_id).limit(limit)).mappings()
+            rows = self._settled_rows(connection, query.order_by(call_tokens.c.call_id).limit(limit), calls)
             return [(row["call_id"], tables.tokens_from_row(row)) for row in rows]
 
     def call(self, call_id: int) -> Call:
@@ -222,12 +229,15 @@ class OnlineStore:
             raise NotFound(f"the online store has no call {call_id}; its ids end at {self.last_call_id()}")
         return found[0]
 
-    def trace(self, trace_id: str, *, tenant: str | None = None) -> list[Call]:
-        """The calls of one trace with their tokens, in id order, of one tenant or all; empty for an unknown trace."""
+    def trace(self, trace_id: str, *, tenant: str | None = None, whole: bool = True) -> list[Call]:
+        """The calls of one trace with their tokens, in id order, of one tenant or all; empty for an unknown trace.
+
+        Without `whole`, large content stays references, and no file is read.
+        """
         query = _CALLS_WITH_TOKENS.where(calls.c.trace_id == trace_id)
         if tenant is not None:
             query = query.where(calls.c.tenant == tenant)
-        return self._calls(query.order_by(calls.c.id))
+        return self._calls(query.order_by(calls.c.id), whole=whole)
 
     def traces(self, trace_ids: Iterable[str]) -> list[Call]:
         """The calls of several traces with their tokens, in id order."""
@@ -237,19 +247,19 @@ class OnlineStore:
         return sorted(found, key=lambda call: call.id or 0)
 
     def last_call_id(self) -> int:
-        """The highest id of a call up to which a follower can read, 0 when there is none."""
+        """The highest id of a call that no running transaction can hold back, 0 when there is none."""
         with self.read() as connection:
-            return int(connection.execute(self._settled(_highest_id(calls), calls)).scalar_one())
+            return int(connection.execute(_highest_id(calls).where(self._settled(calls))).scalar_one())
 
     def count_calls(self) -> int:
         """How many calls there are."""
         with self.read() as connection:
             return connection.execute(select(func.count()).select_from(calls)).scalar_one()
 
-    def _calls(self, query: Select[Any]) -> list[Call]:
+    def _calls(self, query: Select[Any], *, whole: bool = True) -> list[Call]:
         with self.read() as connection:
             found = [tables.call_from_row(row) for row in connection.execute(query).mappings()]
-        return [self._whole(call) if LARGE in call.attributes else call for call in found]
+        return [self._whole(call) if whole and LARGE in call.attributes else call for call in found]
 
     def _whole(self, call: Call) -> Call:
         if self.bodies is None:
@@ -259,11 +269,21 @@ class OnlineStore:
             )
         return put_back(self.bodies, call)
 
-    def _settled(self, query: Select[Any], table: Table) -> Select[Any]:
-        """Only rows below which no other can appear any more (see the module)."""
+    def _settled_rows(self, connection: Connection, query: Select[Any], table: Table) -> Iterator[RowMapping]:
+        """Rows of a query in id order, up to the first that is not settled (see the module)."""
+        rows = connection.execute(query.add_columns(self._settled(table).label("settled"))).mappings()
+        return takewhile(lambda row: row["settled"], rows)
+
+    def _settled(self, table: Table) -> ColumnElement[bool]:
+        """Whether every transaction up to the one that wrote a row has ended."""
         if self.dialect != "postgresql":
-            return query
-        return query.where(text(f"{table.name}.written_by < pg_snapshot_xmin(pg_current_snapshot())"))
+            return true()
+        # A row that is seen though its transaction is yet to come was restored from a server that had counted further.
+        return literal_column(
+            f"({table.name}.written_by < (SELECT pg_snapshot_xmin(pg_current_snapshot()))"
+            f" OR {table.name}.written_by >= (SELECT pg_snapshot_xmax(pg_current_snapshot())))",
+            Boolean(),
+        )
 
     # Scores
 
@@ -306,12 +326,14 @@ class OnlineStore:
         query = select(scores).where(scores.c.id > score_id)
         if upto is not None:
             query = query.where(scores.c.id <= upto)
-        return self._scores(self._settled(query, scores).order_by(scores.c.id).limit(limit))
+        with self.read() as connection:
+            rows = self._settled_rows(connection, query.order_by(scores.c.id).limit(limit), scores)
+            return [tables.score_from_row(row) for row in rows]
 
     def last_score_id(self) -> int:
-        """The highest id of a score up to which a follower can read, 0 when there is none."""
+        """The highest id of a score that no running transaction can hold back, 0 when there is none."""
         with self.read() as connection:
-            return int(connection.execute(self._settled(_highest_id(scores), scores)).scalar_one())
+            return int(connection.execute(_highest_id(scores).where(self._settled(scores))).scalar_one())
 
     def scores_of_trace(self, trace_id: str) -> list[Score]:
         """What was said about a trace and about its calls, in id order: later statements stand last."""

@@ -128,7 +128,8 @@ def prepare_file(engine: Engine) -> None:
 
 def _on_sqlite_connect(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver begins no transaction of its own; `_on_sqlite_begin` does
-    connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode a power cut can lose commits, never corrupt
+    # What the spool has handed over it deletes, so a commit must outlive a power cut; NORMAL would not sync the log.
+    connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
 
 

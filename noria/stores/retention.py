@@ -9,6 +9,7 @@ The tables have no index by time, which every insert would pay for: one pass rea
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -219,10 +220,12 @@ def _prune_files(store: OnlineStore, now: datetime, pruned: Pruned) -> Iterator[
         with store.write() as connection:
             used = set(connection.scalars(select(call_bodies.c.sha256).where(call_bodies.c.sha256.in_(names))))
             for path in paths:
-                if path.name not in used:
-                    pruned.file_bytes += path.stat().st_size
-                    path.unlink()
-                    pruned.files += 1
+                with suppress(FileNotFoundError):  # another run has deleted it
+                    if path.name not in used:
+                        size = path.stat().st_size
+                        path.unlink()
+                        pruned.files += 1
+                        pruned.file_bytes += size
         yield
 
 

@@ -104,7 +104,8 @@ class Batches:
                 scores.append(record)
             else:
                 calls.append(to_call(record) if isinstance(record, Exchange) else record)
-        calls = without_doubles(calls, lambda trace_id, tenant: self._store.trace(trace_id, tenant=tenant))
+        # Not whole: a content file that is missing must not hold up what has nothing to do with it.
+        calls = without_doubles(calls, lambda trace_id, tenant: self._store.trace(trace_id, tenant=tenant, whole=False))
         stored, refused = self._store_calls(calls)
         rejected += refused
         rejected += self._store_scores(scores)

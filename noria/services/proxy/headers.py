@@ -50,7 +50,7 @@ def request_headers(
         lower = name.lower()
         if lower in _NOT_SENT_ON or lower.startswith("x-noria-") or lower in dropped:
             continue
-        if lower in CREDENTIAL_HEADERS and (own or not pass_key or is_own_key(value)):
+        if is_own_key(value) or (lower in CREDENTIAL_HEADERS and (own or not pass_key)):
             continue
         if lower == "baggage":
             value = foreign_baggage(value)

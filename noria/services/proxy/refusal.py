@@ -5,6 +5,7 @@ import math
 
 from aiohttp import web
 
+from noria.contracts.access import without_keys
 from noria.contracts.errors import DirectiveRefused, InvalidRecord, NoriaError, NotFound
 
 
@@ -68,6 +69,7 @@ REFUSALS: tuple[type[NoriaError], ...] = tuple(kind for kind, _, _ in _STATUS)
 
 def error_body(message: str, code: str, kind: str) -> bytes:
     """`{"error": {...}}` as https://platform.openai.com/docs/guides/error-codes has it."""
+    message = without_keys(message)  # it may repeat what was sent
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
 
 

@@ -1,4 +1,5 @@
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,14 @@ from noria.stores.api_keys import ApiKeys, hash_key, key_to_json
 from noria.stores.online import OnlineStore
 
 
+@pytest.fixture
+def store(store_url: str) -> Iterator[OnlineStore]:
+    store = OnlineStore(store_url)
+    store.upgrade()
+    yield store
+    store.close()
+
+
 def test_a_key_is_found_by_its_hash_alone(online: OnlineStore, tmp_path: Path) -> None:
     text, key = ApiKeys(online).create("acme", [Scope.CALL, Scope.FEEDBACK], "checkout agent")
     assert KEY_TEXT.fullmatch(text)
@@ -19,14 +28,14 @@ def test_a_key_is_found_by_its_hash_alone(online: OnlineStore, tmp_path: Path) -
     assert text.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "home").iterdir())
 
 
-def test_no_two_keys_are_alike(online: OnlineStore) -> None:
-    keys = ApiKeys(online)
+def test_no_two_keys_are_alike(store: OnlineStore) -> None:
+    keys = ApiKeys(store)
     made = [keys.create("acme", [Scope.CALL]) for _ in range(20)]
     assert len({text for text, _ in made}) == len({key.id for _, key in made}) == 20
 
 
-def test_a_revoked_key_is_listed_and_opens_nothing(online: OnlineStore) -> None:
-    keys = ApiKeys(online)
+def test_a_revoked_key_is_listed_and_opens_nothing(store: OnlineStore) -> None:
+    keys = ApiKeys(store)
     text, key = keys.create("acme", [Scope.CALL])
     other, _ = keys.create("acme", [Scope.ADMIN])
     revoked = keys.revoke(key.id)
@@ -37,8 +46,8 @@ def test_a_revoked_key_is_listed_and_opens_nothing(online: OnlineStore) -> None:
     assert revoked in keys.all()
 
 
-def test_a_tenant_lists_and_revokes_its_own(online: OnlineStore) -> None:
-    keys = ApiKeys(online)
+def test_a_tenant_lists_and_revokes_its_own(store: OnlineStore) -> None:
+    keys = ApiKeys(store)
     _, ours = keys.create("acme", [Scope.CALL])
     _, theirs = keys.create("rival", [Scope.CALL])
     assert keys.all("acme") == [ours]
@@ -47,8 +56,8 @@ def test_a_tenant_lists_and_revokes_its_own(online: OnlineStore) -> None:
     assert len(keys.active()) == 2
 
 
-def test_every_change_moves_the_state(online: OnlineStore) -> None:
-    keys = ApiKeys(online)
+def test_every_change_moves_the_state(store: OnlineStore) -> None:
+    keys = ApiKeys(store)
     seen = [keys.state()]
     _, key = keys.create("acme", [Scope.CALL])
     seen.append(keys.state())
@@ -71,19 +80,19 @@ def test_every_change_moves_the_state(online: OnlineStore) -> None:
         ("acme", [Scope.CALL], "a\nb", "printable"),
     ],
 )
-def test_what_a_key_cannot_be(online: OnlineStore, tenant: str, scopes: Any, name: str, said: str) -> None:
+def test_what_a_key_cannot_be(store: OnlineStore, tenant: str, scopes: Any, name: str, said: str) -> None:
     with pytest.raises(InvalidRecord, match=said):
-        ApiKeys(online).create(tenant, scopes, name)
-    assert ApiKeys(online).all() == []
+        ApiKeys(store).create(tenant, scopes, name)
+    assert ApiKeys(store).all() == []
 
 
-def test_whoever_takes_the_text_for_the_id_does_not_read_it_again(online: OnlineStore) -> None:
-    text, key = ApiKeys(online).create("acme", [Scope.CALL])
+def test_whoever_takes_the_text_for_the_id_does_not_read_it_again(store: OnlineStore) -> None:
+    text, key = ApiKeys(store).create("acme", [Scope.CALL])
     with pytest.raises(NotFound) as caught:
-        ApiKeys(online).revoke(text)
+        ApiKeys(store).revoke(text)
     assert text not in str(caught.value)
     with pytest.raises(NotFound):
-        ApiKeys(online).revoke(key.id[:-1] + ("0" if key.id[-1] != "0" else "1"))
+        ApiKeys(store).revoke(key.id[:-1] + ("0" if key.id[-1] != "0" else "1"))
 
 
 def test_a_scope_of_a_later_noria_opens_nothing(online: OnlineStore, tmp_path: Path) -> None:

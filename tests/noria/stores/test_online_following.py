@@ -59,6 +59,42 @@ def test_a_row_that_commits_late_holds_the_reader_back_and_is_not_skipped(
     assert [score.target_id for score in online.scores_after(1, 10)] == ["b", "c"]
 
 
+def test_a_low_transaction_number_with_a_high_id_does_not_carry_the_reader_over_the_ids_below(
+    online: OnlineStore, other: Engine, make_call: MakeCall, make_score: MakeScore
+) -> None:
+    with other.begin() as connection:
+        connection.execute(text("CREATE TABLE elsewhere (n int)"))
+    online.add_calls([make_call(0)])
+    online.add_scores([make_score("a")])
+    with other.connect() as early, other.connect() as long:
+        early.execute(text("INSERT INTO elsewhere VALUES (1)"))
+        long.execute(text("INSERT INTO elsewhere VALUES (2)"))
+        online.add_calls([make_call(1)])
+        online.add_scores([make_score("b")])
+        early.execute(insert(tables.calls), [tables.call_to_row(make_call(2))])
+        early.execute(insert(tables.scores), [tables.score_to_row(make_score("c"))])
+        early.commit()
+        assert [call.id for call in online.calls_after(0, 10)] == [1]
+        assert [call_id for call_id, _ in online.tokens_after(0, 10)] == [1]
+        assert [score.id for score in online.scores_after(0, 10)] == [1]
+        long.commit()
+    assert [call.id for call in online.calls_after(1, 10)] == [2, 3]
+    assert [score.id for score in online.scores_after(1, 10)] == [2, 3]
+
+
+def test_rows_restored_from_a_server_that_has_counted_further_are_read(
+    online: OnlineStore, other: Engine, make_call: MakeCall, make_score: MakeScore
+) -> None:
+    online.add_calls([make_call(0)])
+    online.add_scores([make_score("a")])
+    with other.begin() as connection:
+        for table in ("calls", "scores"):
+            connection.execute(text(f"UPDATE {table} SET written_by = '99999999999'"))
+    assert online.last_call_id() == online.last_score_id() == 1
+    assert [call.id for call in online.calls_after(0, 10)] == [1]
+    assert [score.id for score in online.scores_after(0, 10)] == [1]
+
+
 def test_a_program_that_knows_nothing_of_turns_takes_one_all_the_same(
     online: OnlineStore, other: Engine, make_call: MakeCall
 ) -> None:

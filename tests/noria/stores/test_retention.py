@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -180,6 +181,18 @@ def test_files_go_when_no_row_refers_to_them(online: OnlineStore, aged: Callable
     assert online.call(3).input == text("b")
     with online.read() as connection:
         assert connection.execute(select(func.count()).select_from(call_bodies)).scalar_one() == 1
+
+
+def test_two_runs_at_once_delete_each_file_once(online: OnlineStore) -> None:
+    assert online.bodies is not None
+    for n in range(3000):
+        path = online.bodies.root / "ab" / f"{n:064x}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (0, 0))
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(prune, online, Ages(), ALL, now=NOW) for _ in range(2)]
+    assert sum(run.result().files for run in runs) == 3000
 
 
 def test_writers_go_on_while_it_deletes(online: OnlineStore, aged: Callable[..., Call]) -> None:

@@ -1,9 +1,5 @@
 """What must be there before a proxy starts: the keys of the trainer, of callers from a network, and of upstreams."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,32 +65,6 @@ def test_a_trainers_key_that_is_too_short_is_told_at_the_start(tmp_path: Path, m
     monkeypatch.setenv("NORIA_TRAINER_KEY", "short")
     with pytest.raises(ConfigError, match="32"):
         create(tmp_path)
-
-
-def test_the_process_says_in_one_line_what_to_do_and_listens_to_nobody(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "noria.toml").write_text(
-        f'[proxy]\nhost = "0.0.0.0"\nport = {port}\n[proxy.upstreams.policy]\nurl = "http://127.0.0.1:1"\n'
-    )
-    config = configured(tmp_path)
-    store = OnlineStore(config.store_url)
-    store.upgrade()
-    store.close()
-    process = subprocess.run(
-        [sys.executable, "-m", "noria.services.proxy"],
-        cwd=Path(__file__).parents[4],
-        env={**os.environ, "NORIA_CONFIG": str(tmp_path / "noria.toml")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert process.returncode == 2
-    [line] = process.stderr.strip().splitlines()
-    assert "0.0.0.0" in line
-    assert "noria keys create" in line
 
 
 @pytest.mark.parametrize(

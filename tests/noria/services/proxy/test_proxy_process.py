@@ -216,7 +216,7 @@ async def test_the_writer_ends_with_its_proxy(
         assert answer.status == 200
     parent = psutil.Process(process.popen.pid)
     async with asyncio.timeout(10):
-        while not (children := parent.children()):
+        while not (children := parent.children()):  # noqa: ASYNC110 - a process tells nobody of its children
             await asyncio.sleep(0.05)
     await process.end(signal.SIGKILL)
     _gone, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
