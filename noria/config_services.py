@@ -30,6 +30,12 @@ class UpstreamConfig(Section):
     """How often a call is tried again here while no byte of an answer has gone out."""
     fallbacks: tuple[str, ...] = ()
     """Upstreams that are tried in this order after the last retry, while no byte of an answer has gone out."""
+    shared_paths: tuple[str, ...] = (
+        "/v1/models*", "/v1/audio/*", "/v1/images/*", "/v1/moderations", "/v1/rerank", "/v1/score", "/v1/tokenize",
+        "/v1/detokenize",
+    )  # fmt: skip
+    """Unrecorded paths that callers of every tenant may use under `api_key_env`. What an upstream keeps (files,
+    batches, stored answers) belongs to that one key, so all other paths are for `proxy.tenant` alone."""
 
 
 class ProxyConfig(Section):

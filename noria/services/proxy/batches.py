@@ -72,12 +72,35 @@ class Batches:
                 batch = read_batch(fd, start, end)
             finally:
                 os.close(fd)
-            return self._store_frames(batch.frames, batch.size)
+            try:
+                return self._store_frames(batch.frames, batch.size)
+            except Exception as error:
+                if is_away(error):
+                    raise
+                _log.exception("a batch cannot be stored as a whole, its records are tried one by one")
+                return self._store_singly(batch.frames, batch.size)
         except Exception as error:
             if is_away(error) or isinstance(error, OSError):
                 self._ready = False
                 raise StoreAway(f"{type(error).__name__}: {error}") from error
             raise
+
+    def _store_singly(self, frames: Sequence[Frame | Spoilt], size: int) -> Written:
+        """The last resort: whatever a record does to its batch, it does to itself alone."""
+        rejected = 0
+        statuses: Counter[str] = Counter()
+        for frame in frames:
+            try:
+                written = self._store_frames([frame], 0)
+            except Exception as error:
+                if is_away(error):
+                    raise
+                self._put_aside([(_bytes(b"".join(map(_as_bytes, frame))), f"{type(error).__name__}: {error}")])
+                rejected += 1
+            else:
+                rejected += written.rejected
+                statuses.update(written.statuses)
+        return Written(size, len(frames), rejected, dict(statuses))
 
     def _check_schema(self) -> None:
         if self._ready:
@@ -168,3 +191,7 @@ class Batches:
 
 def _bytes(data: bytes) -> dict[str, str]:
     return {"base64": base64.b64encode(data).decode()}
+
+
+def _as_bytes(part: bytes | str) -> bytes:
+    return part if isinstance(part, bytes) else part.encode()

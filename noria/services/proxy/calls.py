@@ -1,6 +1,7 @@
 """Model calls: who calls and whose call it is, whether a rollout directs it, and what answers it."""
 
 import asyncio
+import fnmatch
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +25,11 @@ from noria.services.proxy.passing import Passing
 from noria.services.proxy.pending import Pending
 from noria.services.proxy.pinned import Asked, Miss, Pinned, Recorded, Target
 from noria.services.proxy.ready import Readiness
-from noria.services.proxy.refusal import REFUSALS, PinnedMiss, TooLarge, refusal_response
+from noria.services.proxy.refusal import REFUSALS, Forbidden, PinnedMiss, TooLarge, refusal_response
 from noria.services.proxy.relay import Relay, name_response
 from noria.services.proxy.retries import Unanswered
 from noria.services.proxy.routing import Route, Router
+from noria.services.proxy.upstreams import Upstream
 from noria.services.proxy.wire.decode import DecodedTooLarge, decode_body
 from noria.services.proxy.wire.json_text import parse
 from noria.services.proxy.wire.replay import replay
@@ -93,6 +95,7 @@ class Calls:
             identity = identify(request.headers, request.match_info, self._proxy, caller.tenant)
             with self._limits.admit(caller):
                 upstream = self._router.route(identity, "", None).upstream
+                self._check_shared(caller, upstream, path)
                 return await self._passing.handle(request, upstream, path)
         except REFUSALS as error:
             return self._turn_away(error)
@@ -102,6 +105,20 @@ class Calls:
         caller = self._access.caller(request.headers)
         self._access.require(caller, Scope.CALL)
         return caller
+
+    def _check_shared(self, caller: Caller, upstream: Upstream, path: str) -> None:
+        """Raise `Forbidden` where a tenant would meet at the upstream what another one has put there.
+
+        Files, batches and stored answers belong to whoever's key the upstream knows: the operator's.
+        """
+        if caller.tenant in (None, self._proxy.tenant) or not upstream.credentials:
+            return
+        plain = path.partition("?")[0]
+        if not any(fnmatch.fnmatchcase(plain, pattern) for pattern in upstream.shared_paths):
+            raise Forbidden(
+                f"what upstream {upstream.name!r} keeps at {plain[:200]!r} is under the operator's key, the same for "
+                f"all tenants; an operator can open it with proxy.upstreams.{upstream.name}.shared_paths"
+            )
 
     def _turn_away(self, error: NoriaError) -> web.Response:
         response, code = refusal_response(error)
@@ -126,13 +143,13 @@ class Calls:
         raw = await content.readany()
         if not content.at_eof():
             parts = [raw]
-            size = len(raw)
             while not content.at_eof():
                 parts.append(await content.readany())
-                size += len(parts[-1])
-                if size > limit:
+                if sum(map(len, parts)) > limit:
                     raise _too_large(limit)
             raw = b"".join(parts)
+        if len(raw) > limit:
+            raise _too_large(limit)
         pending.raw = raw
         pending.request_encoding = request.headers.get("Content-Encoding", "")
         try:

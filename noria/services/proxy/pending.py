@@ -46,6 +46,7 @@ class Pending:
     wants: Wants | None = None
     captured: Captured | None = None
     ended: bool = False
+    lost: str | None = None
 
     @property
     def model(self) -> str:
@@ -61,11 +62,18 @@ class Pending:
         self.first_byte = time.perf_counter()
 
     def capture(self, chunk: bytes) -> None:
-        """Keep a piece of the answer for the record, if there will be one."""
-        if self.recorded:
+        """Keep a piece of the answer for the record, if there will be one.
+
+        A disk that does not take it costs the record and not the call: `lost` says why.
+        """
+        if self.recorded and self.lost is None:
             if self.captured is None:
                 self.captured = Captured(self.memory)
-            self.captured.add(chunk)
+            try:
+                self.captured.add(chunk)
+            except OSError as error:
+                self.lost = str(error)
+                self.captured.close()
 
     def close(self) -> None:
         """Give back what the capture held."""

@@ -17,7 +17,7 @@ from aiohttp import web
 from yarl import URL
 
 from noria.contracts.call import CallStatus
-from noria.services.proxy.exchange import Ending, Kind, Wants
+from noria.services.proxy.exchange import Ending, Exchange, Kind, Wants
 from noria.services.proxy.headers import Headers, reason_of, request_headers, response_headers
 from noria.services.proxy.masking import SecretMask, masked
 from noria.services.proxy.metrics import Metrics
@@ -84,22 +84,34 @@ class Relay:
         self, pending: Pending, ending: Ending, error_type: str | None = None, response: bytes | None = None
     ) -> None:
         """Count a call that has ended and, if its trace is sampled, put it in the spool."""
-        if self._count(pending, ending):
-            await self._spool.write(pending.exchange(ending, error_type, response))
-        pending.close()
+        exchange = self._end(pending, ending, error_type, response)
+        if exchange is not None:
+            await self._spool.write(exchange)
 
     def _record_now(self, pending: Pending, ending: Ending, error_type: str) -> None:
         """As `record`, for a handler that is being cancelled and cannot wait for the disk any more."""
-        if self._count(pending, ending):
-            self._spool.append(pending.exchange(ending, error_type))
-        pending.close()
+        exchange = self._end(pending, ending, error_type)
+        if exchange is not None:
+            self._spool.append(exchange)
 
-    def _count(self, pending: Pending, ending: Ending) -> bool:
+    def _end(
+        self, pending: Pending, ending: Ending, error_type: str | None, response: bytes | None = None
+    ) -> Exchange | None:
+        """Count a call; what is recorded of it, None if nothing is."""
         pending.ended = True
         failed = pending.http_status is not None and pending.http_status >= 300
         whole = CallStatus.UPSTREAM_ERROR if failed else CallStatus.OK
         self._metrics.call(_STATUS.get(ending, whole), pending.identity.node)
-        return pending.recorded
+        if not pending.recorded:
+            return None
+        try:
+            exchange = None if pending.lost else pending.exchange(ending, error_type, response)
+        except OSError as error:  # what went to disk cannot be read again
+            exchange, pending.lost = None, str(error)
+        pending.close()
+        if exchange is None:
+            self._spool.lose(f"the capture of an answer failed: {pending.lost}")
+        return exchange
 
     async def call(self, request: web.Request, pending: Pending, route: Route) -> web.StreamResponse:
         """Answer one model call."""

@@ -161,6 +161,10 @@ class Spool:
         self._hurry.set()
         await waiting
 
+    def lose(self, why: str) -> None:
+        """Count a record that could not even be made."""
+        self._drop(why)
+
     def _drop(self, why: str) -> bool:
         if self.unrecorded == 0:
             _log.error("records are being dropped: %s", why)

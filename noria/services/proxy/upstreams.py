@@ -29,6 +29,7 @@ class Upstream:
     is_policy    whether it serves the versions that Noria trains
     key_header   where the key goes
     retries      how often a call is tried again here
+    shared_paths patterns of unrecorded paths that every tenant may use under the proxy's own credentials
     credentials  the headers by which the proxy is known to it; empty where the caller's own are passed on
     """
 
@@ -39,6 +40,7 @@ class Upstream:
     is_policy: bool
     key_header: str = "authorization"
     retries: int = 0
+    shared_paths: tuple[str, ...] = ()
     credentials: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """What must reach nobody: the key, and a password that stood in the URL in each form in which it travels."""
@@ -87,6 +89,7 @@ def _open(name: str, upstream: UpstreamConfig, is_policy: bool) -> Upstream:
         is_policy=is_policy,
         key_header=upstream.key_header,
         retries=upstream.retries,
+        shared_paths=upstream.shared_paths,
         credentials=credentials,
         secrets=tuple(secret for secret in secrets if secret),
     )
