@@ -8,6 +8,7 @@ before the prefix, the prefix before noria.toml. The trace is that of `tracepare
 
 import hashlib
 import os
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+_random = random.Random(os.urandom(32))
 _GRANTED = frozenset({"true", "1", "yes"})
 
 
@@ -110,13 +112,18 @@ def identify(
 
 def anonymous(proxy: ProxyConfig, own_tenant: str | None = None) -> Identity:
     """Whose call it is when what the caller says cannot be read: a trace of its own, the defaults of noria.toml."""
-    return Identity(own_tenant or proxy.tenant, proxy.app, DEFAULT_NODE, os.urandom(16).hex())
+    return Identity(own_tenant or proxy.tenant, proxy.app, DEFAULT_NODE, new_trace_id())
 
 
 def check_model_node(identity: Identity) -> None:
     """Raise `InvalidRecord` for a model call under the node that stands for the whole task."""
     if identity.node == END2END:
         raise InvalidRecord(f"node {END2END!r} holds whole tasks, not model calls; post those to /v1/episodes")
+
+
+def new_trace_id() -> str:
+    """32 hex digits, random as W3C asks; not secret, so that no call waits for the system's entropy."""
+    return f"{_random.getrandbits(128) or 1:032x}"
 
 
 def parse_baggage(header: str) -> dict[str, str]:
@@ -161,7 +168,7 @@ def attributes_of(identity: Identity) -> dict[str, Any]:
 def _trace(traceparent: str | None) -> tuple[str, str | None, str | None]:
     """The trace id, the client's span if the header names both, and the header as it came if it does not."""
     if traceparent is None:
-        return os.urandom(16).hex(), None, None
+        return new_trace_id(), None, None
     match = _TRACEPARENT.fullmatch(traceparent.strip())
     if (
         match
@@ -171,7 +178,7 @@ def _trace(traceparent: str | None) -> tuple[str, str | None, str | None]:
         and (match[1] != "00" or not match[4])
     ):
         return match[2], match[3], None
-    return os.urandom(16).hex(), None, _clean(traceparent)
+    return new_trace_id(), None, _clean(traceparent)
 
 
 def _check(what: str, value: str, rule: re.Pattern[str], header: str) -> None:

@@ -7,6 +7,7 @@ before the bytes at which its client stops reading.
 
 import asyncio
 import contextlib
+import functools
 import io
 import time
 from collections.abc import Callable
@@ -168,7 +169,7 @@ class Relay:
             wants = _wants(pending, leg)
             body, changed = outgoing(pending, leg, wants)
             return await self._session.post(
-                URL(leg.upstream.url + pending.path, encoded=True),
+                _url(leg.upstream.url + pending.path),
                 # aiohttp writes bytes of any size in one go, and warns of it; a file it sends piece by piece.
                 data=body if len(body) < _LARGE_BYTES else io.BytesIO(body),
                 headers=request_headers(
@@ -298,6 +299,11 @@ class Relay:
                 await response.write(ended + error_event(pending.kind, message, code))
         if request.transport is not None:
             request.transport.close()  # after what was written; the chunk that ends a whole answer is left out
+
+
+@functools.lru_cache(maxsize=1024)
+def _url(text: str) -> URL:
+    return URL(text, encoded=True)
 
 
 def name_response(response: _Response, pending: Pending) -> _Response:
