@@ -54,7 +54,7 @@ class ProxyConfig(Section):
     timeout_seconds: float = Field(120.0, gt=0)
     release_poll_seconds: float = Field(0.25, gt=0)
     store_flush_seconds: float = Field(0.25, gt=0)
-    """How long records gather before they are brought into the store; a reader that waits for them is not kept waiting."""
+    """How long records gather before they are brought into the store, unless a reader waits for them."""
     spool_fsync: Literal["always", "interval", "never"] = "interval"
     spool_max_bytes: int = Field(2_000_000_000, gt=0)
     writer: Literal["process", "thread"] = "process"

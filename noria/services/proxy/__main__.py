@@ -34,5 +34,5 @@ def _runner(app: web.Application, config: Config) -> web.AppRunner:
 
 
 if __name__ == "__main__":
-    # uvloop: measured at 1.5 to 2 times the calls per second of the standard loop (docs/log.md).
+    # uvloop: the libuv loop; aiohttp's own advice for servers, and the peer of the benchmark runs on it too.
     run("proxy", _build, _address, runner=_runner, new_event_loop=uvloop.new_event_loop)
