@@ -95,7 +95,8 @@ class Batches:
             except Exception as error:
                 if is_away(error):
                     raise
-                self._put_aside([(_bytes(b"".join(map(_as_bytes, frame))), f"{type(error).__name__}: {error}")])
+                data = frame.data if isinstance(frame, Spoilt) else b"".join(frame)
+                self._put_aside([(_bytes(data), f"{type(error).__name__}: {error}")])
                 rejected += 1
             else:
                 rejected += written.rejected
@@ -191,7 +192,3 @@ class Batches:
 
 def _bytes(data: bytes) -> dict[str, str]:
     return {"base64": base64.b64encode(data).decode()}
-
-
-def _as_bytes(part: bytes | str) -> bytes:
-    return part if isinstance(part, bytes) else part.encode()

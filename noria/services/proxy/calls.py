@@ -25,14 +25,15 @@ from noria.services.proxy.passing import Passing
 from noria.services.proxy.pending import Pending
 from noria.services.proxy.pinned import Asked, Miss, Pinned, Recorded, Target
 from noria.services.proxy.ready import Readiness
-from noria.services.proxy.refusal import REFUSALS, Forbidden, PinnedMiss, TooLarge, refusal_response
+from noria.services.proxy.refusal import REFUSALS, Forbidden, PinnedMiss, refusal_response
 from noria.services.proxy.relay import Relay, name_response
+from noria.services.proxy.request_body import read_bytes, too_large
 from noria.services.proxy.retries import Unanswered
 from noria.services.proxy.routing import Route, Router
 from noria.services.proxy.upstreams import Upstream
 from noria.services.proxy.wire.decode import DecodedTooLarge, decode_body
 from noria.services.proxy.wire.json_text import parse
-from noria.services.proxy.wire.replay import replay
+from noria.services.proxy.wire.replay import Replay, replay
 from noria.services.proxy.wire.to_call import to_call
 
 
@@ -137,26 +138,14 @@ class Calls:
     async def _read(self, request: web.Request, pending: Pending) -> None:
         """The request's body: its bytes as they came, and the JSON object in them."""
         limit = self._proxy.max_body_bytes
-        if (request.content_length or 0) > limit:
-            raise _too_large(limit)
-        content = request.content
-        raw = await content.readany()
-        if not content.at_eof():
-            parts = [raw]
-            while not content.at_eof():
-                parts.append(await content.readany())
-                if sum(map(len, parts)) > limit:
-                    raise _too_large(limit)
-            raw = b"".join(parts)
-        if len(raw) > limit:
-            raise _too_large(limit)
+        raw = await read_bytes(request, limit)
         pending.raw = raw
         pending.request_encoding = request.headers.get("Content-Encoding", "")
         try:
             plain = decode_body(raw, pending.request_encoding, limit) if pending.request_encoding else raw
             pending.body = _object(plain)
         except DecodedTooLarge as error:
-            raise _too_large(limit) from error
+            raise too_large(limit) from error
         except (ValueError, RecursionError) as error:
             raise InvalidRecord(f"the request body is not a JSON object: {error}") from error
 
@@ -192,7 +181,7 @@ class Calls:
         if isinstance(settled, Recorded):
             return await self._replay(request, pending, settled)
         pending.attributes.update(miss.attributes)
-        self._metrics.pinned("miss")
+        self._metrics.pinned(MISS)
         came = settled.response
         if isinstance(came, Unanswered):
             response, code = self._relay.unanswered(pending, came)
@@ -204,7 +193,7 @@ class Calls:
             if pending.content_encoding:
                 headers["Content-Encoding"] = pending.content_encoding
             return name_response(web.Response(status=pending.http_status or 502, body=came, headers=headers), pending)
-        return await self._answer(request, pending, settled.output)
+        return await self._answer(request, pending, replay(pending.kind, settled.output, pending.body))
 
     async def _ask_live(self, request: web.Request, pending: Pending, route: Route) -> Asked[bytes | Unanswered]:
         came = await self._relay.fetch(request.headers, pending, route)
@@ -224,11 +213,10 @@ class Calls:
         answer = replay(pending.kind, recorded.output, pending.body)
         pending.answered(200, "application/json", "")
         await self._relay.record(pending, Ending.WHOLE, None, answer.output.encode())
-        return await self._answer(request, pending, recorded.output)
+        return await self._answer(request, pending, answer)
 
-    async def _answer(self, request: web.Request, pending: Pending, output: str) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, pending: Pending, answer: Replay) -> web.StreamResponse:
         """A recorded output in the shape that the caller asks for."""
-        answer = replay(pending.kind, output, pending.body)
         headers = {"Content-Type": answer.content_type}
         if answer.events is None:
             return name_response(web.Response(body=answer.body, headers=headers), pending)
@@ -248,10 +236,6 @@ def rollout_attributes(directive: Directive) -> dict[str, Any]:
         "member": directive.member,
         "origin_trace": directive.invariant,
     }
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the request body is over {limit} bytes; proxy.max_body_bytes sets the limit")
 
 
 def _object(raw: bytes) -> dict[str, Any]:

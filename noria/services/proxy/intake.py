@@ -26,6 +26,7 @@ from noria.rollout.directive import read
 from noria.services.proxy.access import Access, Caller
 from noria.services.proxy.calls import rollout_attributes
 from noria.services.proxy.identity import Identity, attributes_of, hash_subject, identify, is_trace_id, sampled
+from noria.services.proxy.recording import FLUSH_SECONDS
 from noria.services.proxy.refusal import REFUSALS, Forbidden, StoreUnavailable, refusal_response
 from noria.services.proxy.relay import TRACE_HEADER, UID_HEADER
 from noria.services.proxy.reports import Episode, Feedback
@@ -33,9 +34,6 @@ from noria.services.proxy.request_body import read_body
 from noria.services.proxy.spool import Spool
 from noria.stores.online import OnlineStore
 from noria.stores.tenants import tenants_of_call, tenants_of_trace
-
-FLUSH_SECONDS = 15.0
-"""How long a reader of records waits for the spool to be in the store."""
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 """draft-ietf-httpapi-idempotency-key-header"""

@@ -24,7 +24,8 @@ from noria.services.proxy.limits import Limits
 from noria.services.proxy.otlp_calls import Received, received
 from noria.services.proxy.otlp_request import JSON, PROTOBUF, media_type
 from noria.services.proxy.otlp_sender import Sender
-from noria.services.proxy.refusal import REFUSALS, StoreUnavailable, TooLarge, refusal_response
+from noria.services.proxy.refusal import REFUSALS, StoreUnavailable, refusal_response
+from noria.services.proxy.request_body import read_bytes
 from noria.services.proxy.spool import Spool
 
 _SHOWN_REASONS = 3
@@ -88,7 +89,7 @@ class OtlpIntake:
 
     async def _read(self, request: web.Request, sender: Sender) -> Received:
         limit = self._proxy.max_body_bytes
-        body = await _body(request, limit)
+        body = await read_bytes(request, limit)
         coding = request.headers.get("Content-Encoding", "")
         async with self._one_at_a_time:  # reading spans is work for the processor, and calls come first
             return await asyncio.to_thread(received, body, request.content_type, coding, sender, limit)
@@ -104,15 +105,6 @@ class OtlpIntake:
                 raise StoreUnavailable("the spool does not take records (noria_unrecorded_total); see the proxy's log")
             self.received += 1
             await asyncio.sleep(0)  # between two records, other calls go on
-
-
-async def _body(request: web.Request, limit: int) -> bytes:
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            raise TooLarge(f"the request body is over {limit} bytes; proxy.max_body_bytes sets the limit")
-    return bytes(body)
 
 
 def _report(found: Received) -> ExportTraceServiceResponse:

@@ -9,6 +9,7 @@ from yarl import URL
 from noria.services.proxy.headers import reason_of, request_headers, response_headers
 from noria.services.proxy.masking import SecretMask
 from noria.services.proxy.refusal import NotSupported, TooLarge, error_response
+from noria.services.proxy.request_body import too_large
 from noria.services.proxy.unavailable import unavailable
 from noria.services.proxy.upstreams import Upstream
 
@@ -32,7 +33,7 @@ class Passing:
                 "itself for WebSockets"
             )
         if (request.content_length or 0) > self._max_bytes:
-            raise self._too_large()
+            raise too_large(self._max_bytes)
         headers = request_headers(request.headers, upstream, self._is_own_key)
         if request.content_length is not None:
             headers["Content-Length"] = str(request.content_length)
@@ -71,8 +72,5 @@ class Passing:
         async for chunk in request.content.iter_any():
             passed += len(chunk)
             if passed > self._max_bytes:
-                raise self._too_large()
+                raise too_large(self._max_bytes)
             yield chunk
-
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the request body is over {self._max_bytes} bytes; proxy.max_body_bytes sets the limit")

@@ -1,4 +1,4 @@
-"""The JSON bodies of the proxy's own endpoints: read within the limit, undone from their coding, and checked."""
+"""Request bodies: read within the limit; those of the proxy's own endpoints undone from their coding and checked."""
 
 from typing import TypeVar
 
@@ -20,31 +20,39 @@ async def read_body(request: web.Request, model: type[_Model], limit: int) -> _M
     Raises `TooLarge` over `limit` bytes, compressed or not; `InvalidRecord` for what is no JSON or breaks the model,
     with the field, the rule and the value.
     """
-    raw = await _read(request, limit)
+    raw = await read_bytes(request, limit)
     try:
         value = parse(decode_body(raw, request.headers.get("Content-Encoding", ""), limit))
         return model.model_validate(value)
     except DecodedTooLarge as error:
-        raise _too_large(limit) from error
+        raise too_large(limit) from error
     except ValidationError as error:
         raise InvalidRecord(_explain(error)) from error
     except ValueError as error:
         raise InvalidRecord(f"the request body is not JSON: {error}") from error
 
 
-async def _read(request: web.Request, limit: int) -> bytes:
-    # Not request.read(): its limit is that of the application, which passes other bodies on without reading them.
+async def read_bytes(request: web.Request, limit: int) -> bytes:
+    """The body as it came. Raises `TooLarge` over `limit` bytes.
+
+    Not request.read(): its limit is that of the application, which passes other bodies on without reading them.
+    """
     if (request.content_length or 0) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            raise _too_large(limit)
-    return bytes(body)
+        raise too_large(limit)
+    content = request.content
+    body = await content.readany()
+    if not content.at_eof():  # mostly it is: then nothing is copied
+        whole = bytearray(body)
+        while not content.at_eof() and len(whole) <= limit:
+            whole += await content.readany()
+        body = bytes(whole)
+    if len(body) > limit:
+        raise too_large(limit)
+    return body
 
 
-def _too_large(limit: int) -> TooLarge:
+def too_large(limit: int) -> TooLarge:
+    """The refusal of a body over the limit."""
     return TooLarge(f"the request body is over {limit} bytes; proxy.max_body_bytes sets the limit")
 
 

@@ -1,5 +1,6 @@
 """What chat and text completions share: a response with choices, each of which grows chunk by chunk."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from noria.services.proxy.wire.merge import Merger
 ERROR_IN_STREAM = "error_in_stream"
 
 
-class ChoicesAssembler:
+class ChoicesAssembler(ABC):
     """Folds chunks into one response; a subclass says how a choice grows and what it looks like in the end."""
 
     object_name = ""
@@ -63,11 +64,11 @@ class ChoicesAssembler:
         choices = [{"index": index, **self._whole(choice)} for index, choice in sorted(self._choices.items())]
         return {**self._top, "object": self.object_name, "choices": choices}
 
-    def _grow(self, choice: dict[str, Any], part: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _grow(self, choice: dict[str, Any], part: Mapping[str, Any]) -> None: ...
 
-    def _whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _whole(self, choice: dict[str, Any]) -> dict[str, Any]: ...
 
     def _grow_beside(self, choice: dict[str, Any], key: str, value: Any) -> None:
         """Take a field beside the text in: logprobs and token ids grow, all others are said once."""

@@ -1,63 +1,44 @@
 """Spans in: real exporters and real instrumentation against the handler, and everything that is no request of OTLP."""
 
 import asyncio
-import base64
 import gzip
 import json
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from google.protobuf.json_format import MessageToDict
 from google.rpc.status_pb2 import Status
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from noria.config import Config
 from noria.contracts.access import Scope
 from noria.contracts.call import END2END, Call, CallStatus
-from noria.contracts.errors import InvalidRecord
 from noria.services.proxy.access import Access
 from noria.services.proxy.identity import sampled
 from noria.services.proxy.limits import Limits
-from noria.services.proxy.otlp import OtlpIntake, calls_of
+from noria.services.proxy.otlp import OtlpIntake
 from noria.services.proxy.otlp_calls import uid_of
-from noria.services.proxy.otlp_doubles import without_doubles
 from noria.services.proxy.otlp_request import spans_of
-from noria.services.proxy.refusal import TooLarge
 from noria.stores.api_keys import ApiKeys
 from noria.stores.online import OnlineStore
-
-PROTOBUF, JSON = "application/x-protobuf", "application/json"
-RECORDINGS = Path(__file__).parent / "otlp_recordings"
-CHAT = {
-    "gen_ai.operation.name": "chat",
-    "gen_ai.provider.name": "openai",
-    "gen_ai.request.model": "m",
-    "gen_ai.response.id": "c1",
-    "gen_ai.input.messages": '[{"role":"user","parts":[{"type":"text","content":"hi"}]}]',
-    "gen_ai.output.messages": '[{"role":"assistant","parts":[{"type":"text","content":"ho"}],"finish_reason":"stop"}]',
-}
+from tests.noria.services.proxy.otlp_cases import CHAT, JSON, PROTOBUF, as_json, body_of, made_spans, spans_in
 
 
 class Kept:
@@ -135,38 +116,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Receive
 @pytest.fixture
 async def receiver(start: Any) -> Receiver:
     return await start()  # type: ignore[no-any-return]
-
-
-def made_spans(*said: dict[str, Any], resource: dict[str, str] | None = None) -> tuple[ReadableSpan, ...]:
-    """Spans as the SDK makes them, in one trace, below a span that has nothing to do with models."""
-    memory = InMemorySpanExporter()
-    provider = TracerProvider(resource=Resource(resource or {"service.name": "travel-agent"}))
-    provider.add_span_processor(SimpleSpanProcessor(memory))
-    tracer = provider.get_tracer("test", "1.0")
-    with tracer.start_as_current_span("POST /book", attributes={"http.request.method": "POST"}):
-        for attributes in said:
-            tracer.start_span("chat", attributes=attributes).end()
-    return memory.get_finished_spans()
-
-
-def body_of(*said: dict[str, Any], **more: Any) -> bytes:
-    return encode_spans(made_spans(*said, **more)).SerializeToString()
-
-
-def as_json(body: bytes) -> bytes:
-    """The same request in OTLP's JSON: ids in hex instead of base64."""
-    tree = MessageToDict(ExportTraceServiceRequest.FromString(body), use_integers_for_enums=True)
-    for span in spans_in(tree):
-        for key in ("traceId", "spanId", "parentSpanId"):
-            if key in span:
-                span[key] = base64.b64decode(span[key]).hex()
-    return json.dumps(tree).encode()
-
-
-def spans_in(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for group in tree["resourceSpans"]:
-        for scoped in group["scopeSpans"]:
-            yield from scoped["spans"]
 
 
 # Real exporters
@@ -458,235 +407,12 @@ async def test_calls_over_the_limit_of_a_key_are_refused(start: Any) -> None:
     assert statuses == [200, 429]
 
 
-TREE = json.loads(as_json(body_of(CHAT)))
-
-
-def changed(path: tuple[Any, ...], value: Any) -> bytes:
-    tree = json.loads(json.dumps(TREE))
-    node = tree
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = value
-    return json.dumps(tree).encode()
-
-
-SPAN = ("resourceSpans", 0, "scopeSpans", 0, "spans", 0)
-VALUE = (*SPAN, "attributes", 0, "value")
-MALFORMED: list[tuple[str, bytes, str, str, str]] = [
-    ("protobuf that is none", b"\xff\xff\xff", PROTOBUF, "", "no ExportTraceServiceRequest"),
-    ("JSON that is none", b"{", JSON, "", "no JSON"),
-    ("a list", b"[]", JSON, "", "an object"),
-    ("spans that are no list", changed(SPAN[:-1], {}), JSON, "", "spans"),
-    ("a span that is no object", changed(SPAN, 7), JSON, "", "spans"),
-    ("an id that is no hex", changed((*SPAN, "traceId"), "xyz"), JSON, "", "traceId"),
-    ("a time that is no number", changed((*SPAN, "startTimeUnixNano"), "noon"), JSON, "", "startTimeUnixNano"),
-    ("attributes that are an object", changed((*SPAN, "attributes"), {"a": 1}), JSON, "", "attributes"),
-    (
-        "a text that is a number",
-        changed(VALUE, {"stringValue": 7}),
-        JSON,
-        "",
-        "stringValue",
-    ),
-    ("gzip that is none", body_of(CHAT), PROTOBUF, "gzip", "gzip"),
-    ("gzip that is cut off", gzip.compress(body_of(CHAT))[:-9], PROTOBUF, "gzip", "gzip"),
-    ("an unknown coding", body_of(CHAT), PROTOBUF, "lzma", "lzma"),
-    ("another content type", body_of(CHAT), "text/plain", "", "text/plain"),
-    ("no content type", body_of(CHAT), "", "", PROTOBUF),
-]
-
-
-@pytest.mark.parametrize(("what", "body", "kind", "coding", "said"), MALFORMED, ids=[row[0] for row in MALFORMED])
-def test_what_is_malformed_is_told_in_a_sentence(what: str, body: bytes, kind: str, coding: str, said: str) -> None:
-    with pytest.raises(InvalidRecord, match=said):
-        calls_of(body, kind, coding, tenant="acme", app="default")
-
-
 async def test_what_is_malformed_is_a_400_with_a_status_of_grpc(receiver: Receiver) -> None:
     status, headers, answer = await receiver.post(b"\xff", PROTOBUF)
     assert (status, headers["Content-Type"], Status.FromString(answer).code) == (400, PROTOBUF, 3)
     status, headers, answer = await receiver.post(b"{", JSON)
     assert (status, json.loads(answer)["code"]) == (400, 3)
     assert (await receiver.post(body_of(CHAT), "text/plain"))[0] == 400
-
-
-def test_a_bomb_stops_at_the_limit() -> None:
-    with pytest.raises(TooLarge):
-        calls_of(gzip.compress(bytes(50_000_000)), PROTOBUF, "gzip", tenant="acme", app="default", limit=1_000_000)
-
-
-def test_unknown_fields_and_values_of_other_kinds_are_no_fault() -> None:
-    tree = json.loads(json.dumps(TREE))
-    [group] = tree["resourceSpans"]
-    span = group["scopeSpans"][0]["spans"][0]
-    span.update({"novelty": 1, "flags": 257, "kind": "SPAN_KIND_CLIENT"})
-    span["startTimeUnixNano"] = int(span["startTimeUnixNano"])  # 64-bit integers may be numbers too
-    span["attributes"] += [
-        {"key": "bytes", "value": {"bytesValue": "AAE="}},
-        {"key": "nan", "value": {"doubleValue": "NaN"}},
-        {"key": "none", "value": {}},
-        {"key": "list", "value": {"arrayValue": {"values": [{"intValue": "1"}, {"boolValue": True}]}}},
-        {"key": "object", "value": {"kvlistValue": {"values": [{"key": "a", "value": {"doubleValue": 0.5}}]}}},
-    ]
-    body = json.dumps(tree).encode()
-    [read, _root] = spans_of(body, JSON)
-    assert {name: read.attributes[name] for name in ("bytes", "nan", "none", "list", "object")} == {
-        "bytes": "AAE=", "nan": None, "none": None, "list": [1, True], "object": {"a": 0.5}
-    }  # fmt: skip
-    assert len(calls_of(body, JSON, "", tenant="acme", app="default")) == 1
-
-
-def test_protobuf_has_the_same_values() -> None:
-    request = ExportTraceServiceRequest.FromString(body_of(CHAT))
-    span = request.resource_spans[0].scope_spans[0].spans[0]
-    for name, kind, value in (("bytes", "bytes_value", b"\0\1"), ("nan", "double_value", float("nan"))):
-        setattr(span.attributes.add(key=name).value, kind, value)
-    [read, _root] = spans_of(request.SerializeToString(), PROTOBUF)
-    assert (read.attributes["bytes"], read.attributes["nan"]) == ("AAE=", None)
-
-
-def read_or_refused(body: bytes, kind: str, coding: str = "") -> list[Call]:
-    """The calls in it, none for a body that is refused; any other exception goes on."""
-    try:
-        return calls_of(body, kind, coding, tenant="acme", app="default")
-    except InvalidRecord:
-        return []
-
-
-@given(
-    st.binary(max_size=200),
-    st.sampled_from([PROTOBUF, JSON, "application/json; charset=utf-8", "text/plain", ""]),
-    st.sampled_from(["", "gzip", "deflate", "br", "zstd", "identity", "lzma", "gzip, gzip"]),
-)
-@settings(max_examples=300, deadline=None)
-def test_any_bytes_are_a_list_of_calls_or_an_invalid_record(body: bytes, kind: str, coding: str) -> None:
-    assert isinstance(read_or_refused(body, kind, coding), list)
-
-
-BODIES = [path.read_bytes() for path in sorted(RECORDINGS.iterdir())]
-PROTOBUF_BODY = body_of(CHAT, CHAT)
-
-
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_a_request_that_was_damaged_anywhere_is_read_or_refused(data: st.DataObject) -> None:
-    body, kind = data.draw(st.sampled_from([(PROTOBUF_BODY, PROTOBUF), *((body, JSON) for body in BODIES)]))
-    start = data.draw(st.integers(0, len(body) - 1))
-    end = data.draw(st.integers(start, min(len(body), start + 40)))
-    damaged = body[:start] + data.draw(st.binary(max_size=8)) + body[end:]
-    for call in read_or_refused(damaged, kind):
-        json.loads(call.input)
-        assert call.tenant == "acme"
-
-
-leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
-trees = st.recursive(
-    leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["resourceSpans", "resource", "scopeSpans", "scope", "spans", "attributes", "key", "value",
-                         "stringValue", "intValue", "arrayValue", "kvlistValue", "values", "traceId", "events", "name",
-                         "startTimeUnixNano", "status", "code", "version", "droppedEventsCount"]),
-        inner, max_size=4,
-    ),
-    max_leaves=15,
-)  # fmt: skip
-
-
-@given(trees, st.sampled_from([(), ("resourceSpans",), SPAN, (*SPAN, "attributes"), VALUE]))
-@settings(max_examples=200, deadline=None)
-def test_any_json_is_a_list_of_calls_or_an_invalid_record(tree: Any, path: tuple[Any, ...]) -> None:
-    body = changed(path, tree) if path else json.dumps(tree).encode()
-    read_or_refused(body, JSON)
-
-
-def test_an_attribute_that_is_too_deep_is_refused() -> None:
-    value: dict[str, Any] = {"stringValue": "x"}
-    for _ in range(300):
-        value = {"arrayValue": {"values": [value]}}
-    with pytest.raises(InvalidRecord, match="deeper"):
-        calls_of(changed(VALUE, value), JSON, "", tenant="acme", app="default")
-
-
-# The same call, seen twice
-
-
-@pytest.fixture
-def of_proxy(make_call: Callable[..., Call]) -> Call:
-    return make_call(tenant="acme", trace_id="1" * 32, output='{"id":"c1","choices":[]}')
-
-
-@pytest.fixture
-def of_span(of_proxy: Call) -> Call:
-    start = of_proxy.request_time - timedelta(milliseconds=5)
-    end = of_proxy.response_time + timedelta(milliseconds=5)
-    attributes = {"source": "otlp", "response_id": "c1", "span_id": "b7ad6b7169203331"}
-    return replace(of_proxy, uid=str(uuid.uuid4()), request_time=start, response_time=end, attributes=attributes)
-
-
-@dataclass
-class Stored:
-    """What a store would give for a trace, and which traces it was asked for."""
-
-    calls: tuple[Call, ...] = ()
-    asked: list[tuple[str, str]] = field(default_factory=list)
-
-    def trace(self, trace_id: str, tenant: str) -> list[Call]:
-        self.asked.append((trace_id, tenant))
-        return [call for call in self.calls if (call.trace_id, call.tenant) == (trace_id, tenant)]
-
-
-def test_a_span_of_a_call_that_the_proxy_recorded_is_left_out(of_proxy: Call, of_span: Call) -> None:
-    assert without_doubles([of_span], Stored((of_proxy,)).trace) == []
-    assert without_doubles([of_proxy, of_span], Stored().trace) == [of_proxy]
-
-
-def test_calls_of_the_proxy_ask_the_store_nothing(of_proxy: Call, make_call: Callable[..., Call]) -> None:
-    stored = Stored((of_proxy,))
-    without_id = make_call(attributes={"source": "otlp"})
-    assert without_doubles([of_proxy, of_proxy, without_id], stored.trace) == [of_proxy, of_proxy, without_id]
-    assert stored.asked == []
-
-
-def test_a_trace_is_asked_for_once(of_span: Call) -> None:
-    stored = Stored()
-    others = [
-        replace(of_span, uid=str(uuid.uuid4()), attributes={"source": "otlp", "response_id": f"d{n}"}) for n in range(5)
-    ]
-    assert without_doubles([of_span, *others], stored.trace) == [of_span, *others]
-    assert stored.asked == [(of_span.trace_id, "acme")]
-
-
-def test_another_trace_tenant_or_response_is_another_call(of_proxy: Call, of_span: Call) -> None:
-    for changes in ({"trace_id": "2" * 32}, {"tenant": "other"}, {"output": '{"id":"c2"}'}, {"output": "null"}):
-        other = replace(of_proxy, **changes)
-        assert without_doubles([other, of_span], Stored().trace) == [other, of_span]
-
-
-def test_of_two_instrumentations_of_one_call_the_inner_is_kept(of_span: Call) -> None:
-    inner = replace(
-        of_span,
-        uid=str(uuid.uuid4()),
-        request_time=of_span.request_time + timedelta(milliseconds=1),
-        response_time=of_span.response_time - timedelta(milliseconds=1),
-    )
-    assert without_doubles([inner, of_span], Stored().trace) == [inner]
-
-
-def test_an_upstream_that_gives_every_call_one_id_loses_none(of_span: Call) -> None:
-    later = [
-        replace(
-            of_span,
-            uid=str(uuid.uuid4()),
-            request_time=of_span.request_time + timedelta(seconds=n),
-            response_time=of_span.response_time + timedelta(seconds=n),
-        )
-        for n in range(3)
-    ]
-    assert without_doubles(later, Stored().trace) == later
-
-
-def test_the_same_span_once_more_is_left_to_the_store(of_span: Call) -> None:
-    assert without_doubles([of_span], Stored((of_span,)).trace) == [of_span]
 
 
 # A whole agent, in the SDK's own batches

@@ -2,7 +2,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from uuid_utils import uuid7
 
 from noria.config import Config
 from noria.contracts.call import Call, CallStatus, CallTokens, Score, ScoreSource
-from noria.services.proxy.batches import REJECTED, StoreAway
+from noria.services.proxy.batches import REJECTED, Batches, StoreAway
 from noria.services.proxy.exchange import Ending, Exchange, Kind, Wants
 from noria.services.proxy.records import decode, encode
 from noria.services.proxy.segments import Frame
@@ -323,3 +323,31 @@ async def test_a_disk_that_takes_nothing_drops_and_counts(open_spool: Any, make_
     assert spool.unrecorded == 1
     active.fd = writable
     os.close(closed)
+
+
+class FailingSpans:
+    """Where spans go, with a fault that one call brings out."""
+
+    dropped = 0
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def export(self, calls: Sequence[Call]) -> None:
+        if any(call.uid == self.fault for call in calls):
+            raise ZeroDivisionError("a fault that nobody foresaw")
+
+
+def test_a_record_that_breaks_its_writer_breaks_no_other(
+    store: OnlineStore, make_call: MakeCall, tmp_path: Path
+) -> None:
+    good, bad, last = make_call(), make_call(), make_call()
+    segment = tmp_path / "00000000000000000001-1-1.spool"
+    segment.write_bytes(written(good) + written(bad) + written(last))
+    batches = Batches(store, tmp_path, FailingSpans(bad.uid))
+    found = batches.write(segment, 0, segment.stat().st_size)
+    assert (found.size, found.records, found.rejected) == (segment.stat().st_size, 3, 1)
+    assert found.statuses == {"ok": 2}
+    assert {call.uid for call in store.calls_after(0, 10)} >= {good.uid, last.uid}
+    [entry] = [json.loads(line) for line in (tmp_path / REJECTED).read_text().splitlines()]
+    assert "nobody foresaw" in entry["reason"]

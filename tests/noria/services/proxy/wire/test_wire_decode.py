@@ -100,6 +100,7 @@ def test_no_bytes_raise_anything_else(body: bytes, encoding: str, with_mark: boo
     data = (marks.get(encoding, b"") if with_mark else b"") + body
     for decode in (decode_body, decode_so_far):
         try:
-            decode(data, encoding, LIMIT)
+            decoded = decode(data, encoding, LIMIT)
         except ValueError:
             continue
+        assert len(decoded) <= LIMIT
