@@ -14,7 +14,7 @@ from noria.config import Config, load
 from noria.contracts.errors import ConfigError
 from noria.stores.bodies import Bodies
 from noria.stores.online import OnlineStore, is_away
-from noria.stores.retention import Ages, Pruned, prune, taken_over
+from noria.stores.retention import Ages, Pruned, Taken, prune, taken_over
 from noria.stores.retention_space import bytes_of, give_back
 
 db = typer.Typer(help="The online store.", no_args_is_help=True)
@@ -34,12 +34,16 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What a prune has deleted, the store's bytes on disk before and after, and whether all free space went back."""
+    """What a prune has deleted, the store's bytes on disk before and after, and whether all free space went back.
+
+    `taken` is what the warehouse had taken over: nothing later than that was deleted.
+    """
 
     pruned: Pruned
     bytes_before: int
     bytes_after: int
     gave_all_back: bool
+    taken: Taken
 
 
 @contextmanager
@@ -78,15 +82,16 @@ def prune_store(
     retention = config.retention
     with online_store(config) as store:
         before = bytes_of(store)
+        taken = taken_over(Warehouse(config.warehouse_dir), store)
         pruned = prune(
             store,
             Ages(retention.max_age_days, retention.tenants),
-            taken_over(Warehouse(config.warehouse_dir), store),
+            taken,
             batch_rows=retention.batch_rows,
             on_progress=on_progress,
         )
         all_back = give_back(store, compact=compact)
-        return PruneReport(pruned, before, bytes_of(store), all_back)
+        return PruneReport(pruned, before, bytes_of(store), all_back, taken)
 
 
 @db.command()
@@ -126,6 +131,10 @@ def prune_verb(
         report = prune_store(config, compact=compact, on_progress=show)
     if config.retention.max_age_days is None and not config.retention.tenants:
         typer.echo("no call expires: set max_age_days under [retention] in noria.toml")
+    elif report.taken.calls == 0:
+        typer.echo(
+            "the warehouse has taken no call over yet, so all are kept: run the job `ingest`"
+        )
     typer.echo(f"deleted     {report.pruned}")
     typer.echo(f"on disk     {_megabytes(report.bytes_before)} before, {_megabytes(report.bytes_after)} now")
     if not report.gave_all_back:
