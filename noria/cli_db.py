@@ -132,9 +132,7 @@ def prune_verb(
     if config.retention.max_age_days is None and not config.retention.tenants:
         typer.echo("no call expires: set max_age_days under [retention] in noria.toml")
     elif report.taken.calls == 0:
-        typer.echo(
-            "the warehouse has taken no call over yet, so all are kept: run the job `ingest`"
-        )
+        typer.echo("the warehouse has taken no call over yet, so all are kept: run the job `ingest`")
     typer.echo(f"deleted     {report.pruned}")
     typer.echo(f"on disk     {_megabytes(report.bytes_before)} before, {_megabytes(report.bytes_after)} now")
     if not report.gave_all_back:
